@@ -19,19 +19,21 @@ from penstock.ops.bench.common.part_bench import PartBench
 from penstock.ops.bench.load.load_bench import say
 from penstock.ops.chaos.chaos_run import ChaosRun
 from penstock.ops.chaos.chaos_settings import ChaosSettings
+from penstock.ops.chaos.fault_run import FaultRun, Verdict
 from penstock.ops.chaos.faults import access
-from penstock.ops.chaos.faults.faults import KINDS
+from penstock.ops.chaos.routes_run import RoutesRun
 from penstock.ops.chaos.verdict.answered_otherwise import answered_otherwise, verdict
 from penstock.ops.chaos.verdict.fault_effects import KILLS, ROLLS, Latencies, check_effects, effects, worst
 from penstock.ops.chaos.verdict.judge import Judge
-from penstock.ops.kafka import BrokerCluster
+from penstock.ops.chaos.verdict.route_judge import RouteJudge
+from penstock.ops.kafka import BrokerCluster, RegistryServer
 
 
 def chaos(bench: PartBench) -> dict[str, Any]:
     """The part of the suite: a run by its options. A broken promise is a failure."""
     log, faults = bench.options["log"], bench.options["faults"]
     options = {name: value for name, value in bench.options.items() if name not in ("log", "faults")}
-    kinds = faults.split(",") if faults else KINDS
+    kinds = faults.split(",") if faults else ()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the clients: brokers go away on purpose
     report = run_chaos(ChaosSettings(**options, kinds=kinds), say, None if log is None else Path(log))
@@ -57,43 +59,62 @@ def run_chaos(settings: ChaosSettings, tell: Callable[[str], None], log_path: Pa
         tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
         BrokerCluster(num_partitions=settings.partitions, config=config, listeners=access.LISTENERS) as cluster,
     ):
-        run = ChaosRun(settings, cluster, Path(folder), tell)
-        try:
-            judge = asyncio.run(run.run())
-        finally:
-            if log_path is not None:
-                shutil.copy(run.worker.log_path, log_path)
-        return _report(run, judge, time.monotonic() - started)
+        if settings.load == "routes":
+            with RegistryServer() as registry:
+                routes = RoutesRun(settings, cluster, registry, Path(folder), tell)
+                found = _common(routes, _judged(routes, log_path))
+        else:
+            run = ChaosRun(settings, cluster, Path(folder), tell)
+            found = _report(run, _judged(run, log_path))
+        return {**found, "seconds": round(time.monotonic() - started, 1)}
 
 
-def _report(run: ChaosRun, judge: Judge, seconds: float) -> dict[str, Any]:
+def _judged(run: FaultRun[Verdict], log_path: Path | None) -> Verdict:
+    try:
+        return asyncio.run(run.run())
+    finally:
+        if log_path is not None:
+            shutil.copy(run.worker.log_path, log_path)
+
+
+def _common(run: ChaosRun | RoutesRun, judge: Judge | RouteJudge) -> dict[str, Any]:
+    """What every report has. `verdict` is of a run with routes."""
+    broken = ", ".join(f"{number:,} {kind}" for kind, number in sorted(judge.violations.items()))
+    faults = [asdict(fault) for fault in run.faults.injected]
+    return {
+        "verdict": f"Broken promises: {broken}." if broken else "No promise was broken.",
+        "settings": asdict(run.settings),
+        "phases_s": run.seconds,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000,  # of the load and the judge
+        "counts": dict(sorted(judge.counts.items())),
+        "faults": [{name: one for name, one in fault.items() if one} for fault in faults],
+        "faults_of_the_load": run.worker.failures_of_engines(),
+        "kinds_never_injected": run.faults.missing(run.settings.injected),
+        "faults_not_injected": [f"{fault.kind}: {fault.error}" for fault in run.faults.injected if fault.error],
+        "supervisors_ended": run.worker.exits,
+        "members_killed": run.worker.num_killed(),
+        "violations": dict(judge.violations),
+        "examples": judge.examples,
+    }
+
+
+def _report(run: ChaosRun, judge: Judge) -> dict[str, Any]:
     calls, raw = run.calls, run.raw
     answers = max(1, judge.counts["replies"] - judge.counts["duplicates"])
     faults = effects(run.faults.injected, Latencies(judge.asked, run.topics[0]), run.started, time.time())
     for kind, example in check_effects(faults):
         judge.complain(kind, [example])
     otherwise = answered_otherwise(judge.asked, run.faults.injected)
-    missing = run.faults.missing(run.settings.kinds)
+    missing = run.faults.missing(run.settings.injected)
     return {
+        **_common(run, judge),
         "verdict": verdict(judge.counts["good_requests"], otherwise, judge.violations, missing),
-        "settings": asdict(run.settings),
-        "seconds": round(seconds, 1),
-        "phases_s": run.seconds,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000,  # of the load and the judge
-        "counts": dict(sorted(judge.counts.items())),
         "raw_duplicate_share": judge.counts["duplicates"] / answers,
         "good_requests_answered_otherwise": otherwise,
         "unacknowledged_raw_requests": raw.num_unacknowledged,
         "call_errors": dict(calls.errors),
         "faults": faults,
-        "faults_of_the_load": run.worker.failures_of_engines(),
         "raw_requests_by_codec": dict(raw.acknowledged_by_codec),
-        "kinds_never_injected": missing,
-        "faults_not_injected": [f"{fault.kind}: {fault.error}" for fault in run.faults.injected if fault.error],
         "slowest_recovery_after_kill_s": worst(faults, KILLS, "recovery_s"),
         "slowest_p99_of_a_roll_s": worst(faults, ROLLS, "p99_s"),
-        "supervisors_ended": run.worker.exits,
-        "members_killed": run.worker.num_killed(),
-        "violations": dict(judge.violations),
-        "examples": judge.examples,
     }

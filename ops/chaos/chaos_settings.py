@@ -19,9 +19,15 @@ class ChaosSettings:
     rate: float = 200.0  # plain records a second
     callers: int = 8
     partitions: int = 6
-    kinds: Sequence[str] = KINDS
+    load: Literal["requests", "routes"] = "requests"
+    kinds: Sequence[str] = ()  # of faults; none: all of the load
     most_at_once: int = 3
     gap_s: tuple[float, float] = (4.0, 10.0)  # between two moments of faults
     outage_s: float = 20.0
     leaderless_s: float = 60.0
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
+
+    @property
+    def injected(self) -> Sequence[str]:
+        """Kinds of faults that are injected."""
+        return self.kinds or KINDS[self.load]

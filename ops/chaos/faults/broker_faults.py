@@ -1,4 +1,4 @@
-"""Faults of brokers. At most one of them at a time: a node's methods are not safe for concurrent calls."""
+"""Faults of brokers and of the registry. At most one of them at a time: their methods are not for concurrent calls."""
 
 import asyncio
 import random
@@ -61,6 +61,17 @@ async def no_leader(scene: Scene, rng: random.Random) -> Effect:
     if num_taken:
         raise NotInjectedError(f"Brokers took {num_taken} records.")
     return {"pids": pids, "dead": True, "acknowledged_records": num_taken, "silent_s": round(silent_s, 1)}
+
+
+async def registry_restarted(scene: Scene, rng: random.Random) -> Effect:
+    """A crash of the schema registry: SIGKILL, and a start after half of an outage."""
+    if scene.registry is None:
+        raise NotInjectedError("There is no registry.")
+    began = time.monotonic()
+    await asyncio.to_thread(scene.registry.kill)
+    await asyncio.sleep(scene.outage_s / 2)
+    await asyncio.to_thread(scene.registry.start)
+    return {"away_s": round(time.monotonic() - began, 1)}
 
 
 def _pid(node: KafkaBroker) -> int:

@@ -34,8 +34,15 @@ _FAULTS: Mapping[str, Callable[[Scene, random.Random], Awaitable[Effect]]] = {
     "replies_copied": topic_faults.replies_copied,
     "replies_refused": topic_faults.replies_refused,
     "access_revoked": topic_faults.access_revoked,
+    "registry_restarted": broker_faults.registry_restarted,
 }
-KINDS = tuple(_FAULTS)
+KINDS: Mapping[str, Sequence[str]] = {  # of each load
+    "requests": [kind for kind in _FAULTS if kind != "registry_restarted"],
+    "routes": [
+        *("member_killed", "registry_restarted", "rolled", "broker_killed", "supervisor_killed", "rebalance_storm"),
+        *("broker_restarted", "member_suspended", "broker_suspended", "engine_hung"),
+    ],
+}
 _STAGGER_S = 3.0  # faults that come together begin within this time
 
 
@@ -58,7 +65,7 @@ class Injected:
 
 
 class Faults:
-    """Injects faults of `KINDS` and records them in the order of their ends."""
+    """Injects faults and records them in the order of their ends."""
 
     def __init__(self, scene: Scene) -> None:
         self.injected: list[Injected] = []

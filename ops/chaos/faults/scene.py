@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.ops.chaos.faults.access import Privilege
 from penstock.ops.chaos.fleet.worker_command import WorkerCommand
-from penstock.ops.kafka import BrokerCluster
+from penstock.ops.kafka import BrokerCluster, RegistryServer
 
 Effect = Mapping[str, Any]  # of a fault as it was seen, for the report
 
@@ -39,6 +39,7 @@ class Scene:
     outage_s: float  # how long one broker or one member is away; what costs less lasts for half of it
     leaderless_s: float  # how long two of three brokers are away
     num_acknowledged: Callable[[], int]  # records of the load that brokers have acknowledged so far
+    registry: RegistryServer | None = None  # of schemas, where the worker has routes
 
     def num_assignments(self) -> int:
         """How often members of the worker were assigned partitions so far."""

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from penstock.ops.bench.common.processes import log_events
@@ -24,9 +25,13 @@ _LOOK_EVERY_S = 0.2
 class WorkerCommand:
     """One supervisor and its members. All of it runs on the caller's event loop; `run` starts it again when it ends."""
 
-    def __init__(self, folder: Path, seed: int, options: Sequence[str]) -> None:
-        """`folder` is the members' control folder and gets the log."""
+    def __init__(
+        self, folder: Path, seed: int, options: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`folder` is the members' control folder and gets the log. `environment`: beside this process's."""
+        self.folder = folder
         self.log_path = folder / "worker.log"
+        self._environment = {**os.environ, **environment}
         self.exits: list[int] = []  # of supervisors that were not asked to end
         module = "penstock.ops.chaos.fleet.faulty_worker"
         self._command = (sys.executable, "-m", module, str(folder), str(seed), "worker", *options)
@@ -118,7 +123,12 @@ class WorkerCommand:
             cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, process_group=0)
         self._logs.append(cat)
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=cat.stdin, stderr=cat.stdin, process_group=0
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=cat.stdin,
+            stderr=cat.stdin,
+            env=self._environment,
+            process_group=0,
         )
         if cat.stdin is not None:
             cat.stdin.close()  # members hold it as long as they live
