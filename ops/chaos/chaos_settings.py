@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.ops.chaos.faults.faults import KINDS
+from penstock.ops.chaos.faults.faults import OF_LOADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,4 @@ class ChaosSettings:
     @property
     def injected(self) -> Sequence[str]:
         """Kinds of faults that are injected."""
-        return self.kinds or KINDS[self.load]
+        return self.kinds or OF_LOADS[self.load]

@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -43,6 +44,14 @@ EXACTLY_ONCE = replace(
     kinds=("member_killed", "broker_killed", "rebalance_storm"),
     delivery="exactly_once",
 )
+ROUTES = replace(
+    AT_LEAST_ONCE,
+    seed=3,
+    minutes=0.2,
+    rate=100,
+    kinds=("member_killed", "broker_restarted", "registry_restarted"),
+    load="routes",
+)
 
 _SHOWN_LINES = 60
 _OF_KAFKA = re.compile(r'"logger": "penstock\.(transactions|consumer|commits|kafka)"')
@@ -70,6 +79,21 @@ def test_no_fault_loses_or_falsifies_a_request(settings: ChaosSettings, tmp_path
     assert all(fault["effect"] for fault in injected)
     assert report["counts"]["commits"] > 0
     assert report["members_killed"] > 0
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_no_fault_loses_or_reorders_a_record_of_a_route(
+    delivery: Literal["at_least_once", "exactly_once"], tmp_path: Path
+) -> None:
+    report = run_chaos(replace(ROUTES, delivery=delivery), print, tmp_path / "worker.log")
+    if report["violations"]:
+        print(json.dumps(report["faults"]), *_last_of_kafka(tmp_path / "worker.log"), sep="\n")
+    assert not report["violations"], report["examples"]
+    assert len({fault["kind"] for fault in report["faults"] if "error" not in fault}) >= 2
+    assert report["counts"]["outputs"] > 0
+    assert report["counts"]["bad_inputs"] > 0
 
 
 def _last_of_kafka(log: Path) -> list[str]:

@@ -36,12 +36,13 @@ _FAULTS: Mapping[str, Callable[[Scene, random.Random], Awaitable[Effect]]] = {
     "access_revoked": topic_faults.access_revoked,
     "registry_restarted": broker_faults.registry_restarted,
 }
-KINDS: Mapping[str, Sequence[str]] = {  # of each load
-    "requests": [kind for kind in _FAULTS if kind != "registry_restarted"],
-    "routes": [
+KINDS = tuple(kind for kind in _FAULTS if kind != "registry_restarted")  # of requests
+OF_LOADS: Mapping[str, Sequence[str]] = {
+    "requests": KINDS,
+    "routes": (
         *("member_killed", "registry_restarted", "rolled", "broker_killed", "supervisor_killed", "rebalance_storm"),
         *("broker_restarted", "member_suspended", "broker_suspended", "engine_hung"),
-    ],
+    ),
 }
 _STAGGER_S = 3.0  # faults that come together begin within this time
 
