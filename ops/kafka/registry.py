@@ -57,7 +57,11 @@ class RegistryServer(LocalBroker):
                 gate.held(*command, "-jar", str(jar)), stdin=gate.stdin, stdout=log, stderr=log, process_group=0
             )
             self._guard = gate.guard(self._process.pid)
-        self._wait_until_ready(self._process)
+        try:
+            self._wait_until_ready(self._process)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """Kill the registry with SIGKILL. The guard first: it could kill another process of the same pid."""

@@ -34,7 +34,10 @@ class KeyOrder:
         """Records were taken, in the order of each partition."""
         for record in records:
             if (key := _key(record)) is not None:
-                self._lines.setdefault(key, _Line()).records.append(record)
+                line = self._lines.get(key)
+                if line is None:
+                    line = self._lines[key] = _Line()
+                line.records.append(record)
 
     def finish(
         self, finished: Iterable[tuple[PendingRecord, Output | None]]

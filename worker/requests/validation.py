@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.engine.types import ENTAIL, ModelInfo
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
@@ -220,8 +220,11 @@ def check_names(headers: Mapping[str, bytes]) -> None:
         raise InvalidRequest("The record's headers could not be read: the name of one is not UTF-8.")
 
 
-def _require_bounded(texts: Iterable[Text]) -> None:
+def _require_bounded(texts: Sequence[Text]) -> None:
     """Raise TooLong for texts that would take too long to tokenize. A cut would change the tokens that remain."""
+    longest = max([len(text) if isinstance(text, str) else max(map(len, text)) for text in texts], default=0)
+    if longest * _BYTES_PER_CHARACTER <= MAX_TEXT_BYTES:
+        return
     sizes = {
         index: max(map(_num_bytes, (text,) if isinstance(text, str) else text)) for index, text in enumerate(texts)
     }

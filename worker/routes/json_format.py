@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -36,7 +37,8 @@ def add_json(
 ) -> bytes:
     """The record's value with a result at a place; at the top (no names) it is the result alone.
 
-    `example`: a result of the same type, where the result is null. `revision`: a field beside the result.
+    `value` was read before. `example`: a result of the same type, where the result is null. `revision`: a field beside
+    the result.
 
     A new field of the document is added behind its last: what the record holds stays as it is, in every byte. Where the
     place is deeper, or has a value already, or there is a schema to be extended, the document is written again, with
@@ -45,20 +47,24 @@ def add_json(
     Raises:
         InvalidRequest: there is no object at the place for a field, or the document cannot be written again as it is.
     """
-    document = _load(value)
     if not place.names:
+        document = _load(value)
         if is_connect(document):
             schema = schema_of(example if result is None else result)
             return _written_again(value, {"schema": schema | {"optional": True}, "payload": result})
         return plain_json(result)
     fields = {place.names[-1]: result}
-    examples = {place.names[-1]: example if result is None else result}
     if revision is not None:
         fields[revision.name] = None if result is None else revision.model
-        examples[revision.name] = revision.model
+    if (body := _before_new_fields(value, place, fields)) is not None:
+        return b"%b,%b" % (body, plain_json(fields)[1:])
+    document = _load(value)
     if is_connect(document):
         _parent(document["payload"], place).update(fields)
         if document["schema"] is not None:
+            examples = {place.names[-1]: example if result is None else result}
+            if revision is not None:
+                examples[revision.name] = revision.model
             for name, one in examples.items():
                 extend_schema(document["schema"], place.parent.names, name, schema_of(one))
         return _written_again(value, document)
@@ -68,6 +74,19 @@ def add_json(
         return b"%b%b%b" % (body, b"," if parent else b"", plain_json(fields)[1:])
     parent.update(fields)
     return _written_again(value, document)
+
+
+def _before_new_fields(value: bytes, place: Pointer, names: Iterable[str]) -> bytes | None:
+    """All of an object but its last brace, where its bytes tell that fields at the top are new; else None.
+
+    It saves reading the document again, of a record that was read already. A name with an escape is not found so.
+    """
+    if len(place.names) != 1 or value[:1] != b"{" or b"\\" in value or b'"payload"' in value:
+        return None
+    if any(orjson.dumps(name) in value for name in names):
+        return None
+    body = value.rstrip(_SPACE)[:-1].rstrip(_SPACE)
+    return body if len(body) > 1 else None
 
 
 def _written_again(original: bytes, document: Any) -> bytes:

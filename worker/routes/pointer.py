@@ -1,6 +1,5 @@
 """Places in a document: JSON pointers (RFC 6901), or the name of a field at the top."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 
@@ -30,11 +29,11 @@ class Pointer(NamedTuple):
         return Pointer(self.names[:-1])
 
     def find(self, document: Any) -> Any:
-        """The value there; None where the document has no such place."""
+        """The value there; None where the document, of dicts and lists, has no such place."""
         for name in self.names:
-            if isinstance(document, Mapping):
+            if isinstance(document, dict):
                 document = document.get(name)
-            elif isinstance(document, Sequence) and not isinstance(document, str | bytes):
+            elif isinstance(document, list):
                 document = document[int(name)] if name.isdecimal() and int(name) < len(document) else None
             else:
                 return None

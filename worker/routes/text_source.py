@@ -28,6 +28,8 @@ class TextSource(NamedTuple):
         Raises:
             InvalidRequest: a place has something else than text. The message names it.
         """
+        if len(self.parts) == 1 and (place := self.parts[0][1]) is not None and not self.parts[0][0]:
+            return _text_at(place, document)
         found = [(literal, None if place is None else _text_at(place, document)) for literal, place in self.parts]
         if all(text is None for _, text in found):
             return None

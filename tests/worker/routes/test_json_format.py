@@ -46,6 +46,9 @@ def test_a_new_field_leaves_every_byte_before_it(document: dict[str, Any], is_sp
             b'{"after":{"x":1796035371622048111,"v":' + SHOWN + b"}}",
         ),
         (b'["anything"]', "", SHOWN),
+        (b'{"\\u0076": 1}', "v", b'{"v":' + SHOWN + b"}"),
+        (b'{"a": {"v": 1}} ', "v", b'{"a": {"v": 1},"v":' + SHOWN + b"}"),
+        (b' { "a": "v" } ', "v", b' { "a": "v","v":' + SHOWN + b"}"),
         (b'{"a": 1, "a": 2}', "v", b'{"a": 1, "a": 2,"v":' + SHOWN + b"}"),
     ],
 )
