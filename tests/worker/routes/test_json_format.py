@@ -1,11 +1,12 @@
 """Records in JSON: the text is found, and everything but the result stays as it was."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.producer.errors import InvalidRequest
@@ -64,6 +65,32 @@ def test_a_document_that_cannot_be_written_again_as_it_was_is_refused(rest: byte
         add_json(form % inner, Pointer.parse("v" if b"payload" in form else "/after/v"), VECTOR)
     unchanged = add_json(inner, Pointer.parse("v"), VECTOR)
     assert unchanged.startswith(inner[:-1])
+
+
+TWICE = [b'{"a": 1, "a": 2}', b'[{"a": {}}, {"\\u003a": ":", "b": 1, "b": 1}]', b'{"a": 1, "\\u0061": "\\u003a:"}']
+
+
+@pytest.mark.parametrize("rest", TWICE)
+@pytest.mark.parametrize("form", [b'{"after": %b}', b'{"schema": {"fields": []}, "payload": %b}'])
+def test_a_document_that_would_lose_one_of_two_equal_keys_is_refused(rest: bytes, form: bytes) -> None:
+    inner = b'{"rest": %b}' % rest
+    with pytest.raises(InvalidRequest, match="twice"):
+        add_json(form % inner, Pointer.parse("v" if b"payload" in form else "/after/v"), VECTOR)
+    assert add_json(inner, Pointer.parse("v"), VECTOR).startswith(inner[:-1])
+
+
+@given(DOCUMENTS, st.booleans())
+def test_a_document_with_different_keys_is_written_again(document: dict[str, Any], is_ascii: bool) -> None:
+    value = json.dumps({"after": document}, ensure_ascii=is_ascii).encode()
+    assume(re.search(rb"[0-9]{19}", value) is None)  # an integer of more than 64 bits is refused
+    added = json.loads(add_json(value, Pointer.parse("/after/result"), VECTOR))
+    assert added == {"after": document | {"result": json.loads(SHOWN)}}
+
+
+def test_a_result_that_replaces_connects_payload_needs_nothing_of_it() -> None:
+    value = b'{"schema": {"type": "struct", "fields": []}, "payload": {"n": 18446744073709551616, "n": 1}}'
+    schema = {"type": "array", "items": {"type": "float"}, "optional": True}
+    assert json.loads(add_json(value, Pointer.parse(""), VECTOR)) == {"schema": schema, "payload": json.loads(SHOWN)}
 
 
 @pytest.mark.parametrize(("value", "place"), [(b"[1]", "v"), (b'{"a": null}', "/a/v"), (b"3", "/v"), (b"{", "v")])
