@@ -16,12 +16,13 @@ MAX_CHARACTERS = 1 << 23  # of a text: as many as 4096 chunks of 512 tokens have
 _FEW_PIECES = 8  # whose units are joined in less time than a thread takes
 
 Asked = tuple[PendingRequest, ChunkSize]
+Check = Callable[[Request, bool], Request]  # of a request, and whether its results are written as JSON
 
 
 class Chunker:
     """Called on the event loop. Texts are tokenized by `Tokenizer.encode_async`: long ones in its thread, in turns."""
 
-    def __init__(self, tokenizer: Tokenizer, check: Callable[[Request], Request], max_chunks: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, check: Check, max_chunks: int) -> None:
         """`check`: see `Router`. `max_chunks`: of a record."""
         self._tokenizer = tokenizer
         self._check = check
@@ -107,7 +108,8 @@ class Chunker:
 
     def _chunked(self, request: PendingRequest, splitting: Splitting) -> PendingRequest:
         text, spans = _text_of(request), splitting.spans
-        message = self._check(replace(request.message, text=tuple([text[start:end] for start, end in spans])))
+        texts = tuple([text[start:end] for start, end in spans])
+        message = self._check(replace(request.message, text=texts), request.address.is_json)
         chunked = PendingRequest(
             request.record, request.address, message, request.deadline, request.bulk, request.times
         )

@@ -1,15 +1,14 @@
 """The door of routes: records of input topics become requests like any other, and their results enriched records."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BackendError, PenstockError, WrongArgument
 from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE, TRACEPARENT, ReplyAddress
-from penstock.producer.wire.messages import Request
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.scheduler import Cause
-from penstock.worker.enrichment.chunker import Chunker
+from penstock.worker.enrichment.chunker import Check, Chunker
 from penstock.worker.enrichment.key_order import KeyOrder
 from penstock.worker.enrichment.output import Outcome, Output
 from penstock.worker.enrichment.output_delivery import OutputDelivery
@@ -33,7 +32,7 @@ class Router:
         self,
         routes: Sequence[RouteSettings],
         info: ModelInfo,
-        check: Callable[[Request], Request],
+        check: Check,
         registry: SchemaRegistry | None = None,
         chunker: Chunker | None = None,
     ) -> None:
@@ -122,9 +121,11 @@ class Router:
         message = route.request(original.value)
         if message is None:
             return None
-        address = ReplyAddress(route.output_topic, None, None, headers.get(TRACEPARENT))
-        checked = message if route.chunks else self._check(message)  # `chunk` makes texts of it that can be checked
-        return PendingRequest(record, address, checked, deadline, route.is_bulk, times)
+        trace = headers.get(TRACEPARENT)
+        address = ReplyAddress(route.output_topic, None, None, trace, is_json=route.writes_json)
+        if not route.chunks:  # else `chunk` makes texts of it that can be checked
+            message = self._check(message, address.is_json)
+        return PendingRequest(record, address, message, deadline, route.is_bulk, times)
 
     async def chunk(self, requests: Sequence[PendingRequest]) -> tuple[Sequence[PendingRequest], Sequence[Rejection]]:
         """Called with what `validate` found. Requests of routes with chunks become requests of their texts' chunks."""
@@ -186,13 +187,13 @@ class Router:
 def _made(
     settings: RouteSettings,
     info: ModelInfo,
-    check: Callable[[Request], Request],
+    check: Check,
     registry: SchemaRegistry | None,
     chunker: Chunker | None,
 ) -> Route:
     try:
         route = Route(settings, info, registry)
-        check(route.asking("text"))
+        check(route.asking("text"), route.writes_json)
         if route.chunks is not None:
             if chunker is None:
                 raise WrongArgument("chunk_tokens needs the model's tokenizer, and the model has none here.")

@@ -21,7 +21,7 @@ class Route:
     def __init__(self, settings: RouteSettings, info: ModelInfo, registry: SchemaRegistry | None = None) -> None:
         """Raises UnsupportedTask, InvalidRequest and WrongArgument for a task or an option that does not fit."""
         self.input_topic, self.output_topic = settings.input_topic, settings.output_topic
-        self.is_bulk = settings.route_class == "bulk"
+        self.is_bulk, self.writes_json = settings.route_class == "bulk", settings.writes_json
         self.max_age_s = None if settings.max_age_ms is None else settings.max_age_ms / 1e3
         self.task = settings.task or _task_of(info)
         self._model = info.name

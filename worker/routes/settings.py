@@ -144,6 +144,11 @@ class RouteSettings(RouteFields):
         """Whether its records have schemas of a registry."""
         return self.record_format in ("avro", "protobuf", "json-schema")
 
+    @property
+    def writes_json(self) -> bool:
+        """Whether numbers of results are written in decimal digits."""
+        return (self.output_format or self.record_format) not in ("avro", "protobuf")
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.output_topic == self.input_topic:

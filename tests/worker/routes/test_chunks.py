@@ -114,7 +114,7 @@ def split_all(texts: Sequence[str], size: ChunkSize, tokenizer: Tokenizer, max_c
     record: Any = None
     messages = [Request("m", "embed", text=(text,)) for text in texts]
     asked = [(PendingRequest(record, address, message, None, False, times), size) for message in messages]
-    chunker = Chunker(tokenizer, tokenizer.prompts.apply, max_chunks)
+    chunker = Chunker(tokenizer, lambda message, is_json: tokenizer.prompts.apply(message), max_chunks)
     chunked, rejected = asyncio.run(chunker.split(asked))
     found = [Chunked(one.chunks or (), cast("tuple[str, ...]", one.message.text)) for one in chunked]
     return [*found, *[one.error for one in rejected]]
@@ -230,7 +230,7 @@ def test_prompts_have_their_place_in_every_chunk() -> None:
     _, chunks = split("seaman " * 100, ChunkSize(20, 0), tokenizer)
     assert all(chunk.startswith("the able: seaman") for chunk in chunks)
     assert max(num_tokens(tokenizer, chunks)) == 20
-    chunker = Chunker(tokenizer, tokenizer.prompts.apply, 9)
+    chunker = Chunker(tokenizer, lambda message, is_json: tokenizer.prompts.apply(message), 9)
     with pytest.raises(WrongArgument, match="chunk_overlap and the 5 special tokens"):
         chunker.require_room(Request("m", "embed", text=("",)), ChunkSize(20, 15))
 
@@ -289,4 +289,4 @@ def test_chunks_that_the_model_or_the_task_cannot_have_are_refused() -> None:
     fields = {"input_topic": "in", "output_topic": "out", "text": "text", "chunk_tokens": 12}
     settings = RouteSettings.model_validate(fields)
     with pytest.raises(WrongArgument, match="The route from in: chunk_tokens needs the model's tokenizer"):
-        Router([settings], ENCODER, lambda message: message)
+        Router([settings], ENCODER, lambda message, is_json: message)
