@@ -129,7 +129,6 @@ class Pipeline:
         has_registry = settings.schema_registry_url is not None
         self.registry = SchemaRegistry(settings.registry_client) if has_registry else None
         self._router = Router(settings.route_parts, info, self._validator.checked, self.registry, chunker)
-        self.unprepared = UnpreparedRecords(self._router, self._process)
         self._preparer = RequestPreparer(info, bounds, tokenizer, generation, cells, has_cache=cache is not None)
         self.cache = None if cache is None else WriteBehindCache(cache)
         # Batch, run
@@ -147,7 +146,9 @@ class Pipeline:
         else:
             self.outbox = Outbox(self.cluster, client_id="penstock-worker")
             self.committer = Committer(offsets, self.consumer)
-        self.quarantine = Quarantine(self.committer, self.ledger, stop, self.consumer.assigned.is_set)
+        is_assigned, num_aside = self.consumer.assigned.is_set, lambda: self.unprepared.num
+        self.quarantine = Quarantine(self.committer, self.ledger, stop, is_assigned, num_aside)
+        self.unprepared = UnpreparedRecords(self._router, self.quarantine.wait, self._process)
         self.metrics = Metrics(info, load, self.backpressure, self.ledger)
         self.metrics.show("penstock_skipped_offsets_total", lambda: self.consumer.num_skipped)
         self._delivery = Delivery(

@@ -33,11 +33,20 @@ class Quarantine:
     partition can write none.
     """
 
-    def __init__(self, marks: Marks, ledger: RecordLedger, stop: StopSignal, is_assigned: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        marks: Marks,
+        ledger: RecordLedger,
+        stop: StopSignal,
+        is_assigned: Callable[[], bool],
+        num_aside: Callable[[], int],
+    ) -> None:
+        """`num_aside`: of admitted records that no engine runs, as they wait for what may take any time."""
         self._marks = marks
         self._ledger = ledger
         self._stop = stop
         self._is_assigned = is_assigned
+        self._num_aside = num_aside
         self._alone = asyncio.Lock()  # held while a suspect runs
         self._num_waiting = 0  # admitted records that wait for their group
 
@@ -67,12 +76,14 @@ class Quarantine:
         for group in self._groups(records):
             if self._is_suspect(group[0]):
                 async with self._alone:
-                    others_ended = self._ledger.wait_until(lambda: self._ledger.num_running <= self._num_waiting)
-                    await self._stop.unless_stopped(others_ended)
+                    await self._stop.unless_stopped(self._ledger.wait_until(self._is_alone))
                     await self._run(group, process, alone=True)
             else:
                 await self.wait()
                 await self._run(group, process, alone=False)
+
+    def _is_alone(self) -> bool:
+        return self._ledger.num_running <= self._num_waiting + self._num_aside()
 
     def _groups(self, records: Sequence[PendingRecord]) -> list[list[PendingRecord]]:
         """Each suspect by itself, and the others together as far as they follow one another."""

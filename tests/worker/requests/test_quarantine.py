@@ -63,7 +63,10 @@ class Owner:
         self.committer = Committer(self.offsets, broker)  # type: ignore[arg-type]  # it uses only `commit` of a Consumer
         self.stop = StopSignal()
         self.is_assigned = True
-        self.quarantine = Quarantine(self.committer, self.ledger, self.stop, lambda: self.is_assigned)
+        self.num_aside = 0
+        self.quarantine = Quarantine(
+            self.committer, self.ledger, self.stop, lambda: self.is_assigned, lambda: self.num_aside
+        )
         self.runs: list[list[tuple[int, int]]] = []  # partitions and offsets of each group
         self.poison: list[tuple[int, int]] = []
         self._killers = killers
@@ -163,6 +166,18 @@ async def test_an_owner_that_is_fenced_beside_a_suspect_and_lives_does_not_make_
     assert (marker.deaths, marker.poison, marker.is_suspect(0)) == (2, -1, True)
     other = Owner(broker, {A: 1}, set())
     assert (other.committer.marker(A).deaths, other.committer.marker(A).poison) == (3, 0)
+
+
+async def test_a_suspect_does_not_wait_for_records_that_were_set_aside(broker: Broker, make_record: MakeRecord) -> None:
+    for _ in range(2):
+        one = Owner(broker, {A: 1}, {(A, 0)})
+        with pytest.raises(Died):
+            await one.run(one.admit(make_record, (A, 0)))
+    owner = Owner(broker, {A: 1}, set())
+    owner.admit(make_record, (A, 1))  # it waits for a schema
+    owner.num_aside = 1
+    await owner.run(owner.admit(make_record, (A, 0)))
+    assert owner.runs == [[(0, 0)]]
 
 
 async def test_a_partition_that_was_handed_over_has_no_redelivered_records(

@@ -62,7 +62,7 @@ class Owner:
         cluster = KafkaCluster("nowhere:1")
         consumer: Any = self.consumer
         self.outbox = TransactionalOutbox(cluster, consumer, self.offsets, settings)
-        self.quarantine = Quarantine(self.outbox, self.ledger, self.stop, lambda: True)
+        self.quarantine = Quarantine(self.outbox, self.ledger, self.stop, lambda: True, lambda: 0)
         self.runs: list[list[tuple[int, int]]] = []
         self.poison: list[tuple[int, int]] = []
         self._killers = killers
