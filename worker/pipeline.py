@@ -163,7 +163,11 @@ class Pipeline:
         outlet, held = self.outbox, self.backpressure
         for topic in routed:
             self.metrics.count_route(topic, "ok", 0)  # shown from the start
-        self._outputs = OutputDelivery(outlet, held, self._acknowledged, self.metrics, self._delivery)
+        self._outputs = OutputDelivery(
+            outlet, held, self._acknowledged, self.ledger.is_present, self.metrics, self._delivery
+        )
+        self.absent = self._outputs.absent
+        self.metrics.show("penstock_held_outputs", self.absent.counts)
         self.monitor = LoadMonitor(
             load,
             self.metrics,

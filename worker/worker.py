@@ -157,6 +157,7 @@ class Worker:
         path.give_up(path.long.take_back(begun=True))
         is_committed = await self._hand_over()
         path.dispatcher.close()
+        path.absent.close()
         if path.bulk_task is not None:
             path.bulk_task.cancel()
         left_s = max(_DISCONNECT_S, drain_until + LEAVE_S - time.monotonic())

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaError, LeaderNotAvailableError, MessageSizeTooLargeError
 
-from penstock.producer.aiokafka_internals.producer import BAD_RECORD
+from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, BAD_RECORD
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.wire.headers import Headers
+from penstock.worker.enrichment.absent_topics import AbsentTopics
 from penstock.worker.enrichment.output import Outcome, Output
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.delivery import Delivery
@@ -20,13 +21,14 @@ from penstock.worker.requests.request import Rejection
 from penstock.worker.telemetry.metrics import Metrics
 
 _TOPIC = attrgetter("topic")
+_AWAY = (*BAD_DESTINATION, LeaderNotAvailableError)  # of a topic; the last only comes with exactly_once
 
 
 class OutputDelivery:
     """Sends enriched records. What the output topic refuses becomes a dead letter of the input topic.
 
-    An output topic that stalls holds its route up: its records wait, and count against back-pressure. In place of that
-    a reply topic that stalls is given up, as other clients must be answered.
+    An output topic that stalls, or is gone, holds its route up: its records wait, and count against back-pressure. In
+    place of that a reply topic that stalls is given up, as other clients must be answered.
     """
 
     def __init__(
@@ -34,11 +36,12 @@ class OutputDelivery:
         outlet: Outlet,
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
+        is_present: Callable[[PendingRecord], bool],
         metrics: Metrics,
         delivery: Delivery,
     ) -> None:
-        """`delivery` keeps the dead letters. For the rest see there."""
-        self._outlet = outlet
+        """`is_present`: see `RecordLedger`. `delivery` keeps the dead letters. For the rest see there."""
+        self.absent = AbsentTopics(outlet, is_present, lambda outputs: self._done(outputs, AnswerDropped()))
         self._backpressure = backpressure
         self._acknowledged = acknowledged
         self._metrics = metrics
@@ -55,11 +58,15 @@ class OutputDelivery:
         for topic, chosen in groupby(sorted(outputs, key=_TOPIC), _TOPIC):
             together = list(chosen)
             self._backpressure.add_reply_bytes(_num_bytes(together))
-            self._outlet.put(topic, None, together)
+            self.absent.put(topic, together)
 
     def _done(self, outputs: Sequence[Output], error: KafkaError | None) -> None:
+        if isinstance(error, _AWAY):
+            self.absent.refused(outputs, error)
+            return
         self._backpressure.add_reply_bytes(-_num_bytes(outputs))
         if error is None:
+            self.absent.acknowledged(outputs)
             self._metrics.count("ok", len(outputs))
             for (topic, outcome), count in Counter([(one.origin.source[0], one.outcome) for one in outputs]).items():
                 self._metrics.count_route(topic, outcome, count)

@@ -53,6 +53,13 @@ WORKER_METRICS = (
         "had what came of it.",
     ),
     MetricDefinition(
+        "penstock_held_outputs",
+        "gauge",
+        "records",
+        ("topic",),
+        "Enriched records that wait for an output topic that is gone or refuses the worker, while there is one.",
+    ),
+    MetricDefinition(
         "penstock_request_seconds",
         "histogram",
         "seconds",

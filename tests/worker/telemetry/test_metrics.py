@@ -48,6 +48,7 @@ class Bench:
         load = EncoderLoad(LaneDriver(scheduler, 1), cost, TokenBudget(1000, lambda: 0.0))
         self.metrics = Metrics(info, load, held, ledger)
         self.metrics.show("penstock_skipped_offsets_total", SkippedOffsets([SOURCE[0]]).counts.copy)
+        self.metrics.show("penstock_held_outputs", lambda: {("out",): 1.0})
         lag = lambda: self.offsets.lag(self.ends)  # noqa: E731
         self.monitor = LoadMonitor(load, self.metrics, lag=lag, dead_letters=self.dead_letters)
 
