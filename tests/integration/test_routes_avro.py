@@ -36,6 +36,31 @@ ORDER = {
 }
 
 
+# As Kafka Connect's AvroConverter writes Debezium's events: `after` refers to the type that `before` defines.
+ROW = {
+    "type": "record",
+    "name": "Value",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "body", "type": ["null", "string"], "default": None},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
+    ],
+    "connect.name": "shop.public.articles.Value",
+}
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "namespace": "shop.public.articles",
+    "fields": [
+        {"name": "before", "type": ["null", ROW], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "op", "type": "string"},
+    ],
+    "connect.version": 2,
+    "connect.name": "shop.public.articles.Envelope",
+}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("routed")
@@ -120,6 +145,41 @@ async def test_records_come_out_with_their_vectors_and_are_otherwise_as_they_wer
         assert document == order(n, texts[n])
     (schema_id,) = {struct.unpack(">I", enriched[b"%d" % n][1:5])[0] for n in range(20)}
     assert orders.client.get_latest_version(f"{output}-value").schema_id == schema_id
+
+
+async def test_changes_of_a_table_get_the_result_of_the_row_after_them(
+    kafka: KafkaBroker,
+    registry: RegistryServer,
+    client: SchemaRegistryClient,
+    unique: Unique,
+    start_worker: StartWorker,
+    model: Path,
+) -> None:
+    source, output = await make_topic(kafka, unique("articles")), unique("embedded")
+    changes = Orders(client, source, output, ENVELOPE)
+    first, second = {"id": 1, "body": "w1", "kind": "NEW"}, {"id": 1, "body": "w2", "kind": "OLD"}
+    insert, update = {"before": None, "after": first, "op": "c"}, {"before": first, "after": second, "op": "u"}
+    delete = {"before": second, "after": None, "op": "d"}
+    values = [changes.written(**one) for one in (insert, update, delete)]
+    await send(kafka, source, [Sent(b"1", value) for value in [*values, None]])
+    worker = start_worker(
+        kafka,
+        model=model,
+        served_name=unique("routed"),
+        input_topic=source,
+        output_topic=output,
+        text="/after/body",
+        result_field="/after/embedding",
+        record_format="avro",
+        schema_registry_url=registry.url,
+    )
+    found = [record.value for record in await read(worker, kafka, output, 4)]
+    await worker.stop()
+    assert found[2:] == [values[2], None]
+    for value, change in zip(found, (insert, update), strict=False):
+        document = changes.read(value)
+        assert len(document["after"].pop("embedding")) > 1
+        assert document == change
 
 
 async def test_avro_comes_out_as_json(

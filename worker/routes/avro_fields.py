@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.producer.errors import WrongArgument
+from penstock.worker.routes.avro_names import with_own_records
 from penstock.worker.routes.result_types import AvroType
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,6 +24,7 @@ def with_field(schema: AvroType, names: Sequence[str], result: AvroType) -> tupl
         raise WrongArgument(
             f"{names[-1]!r} cannot be the name of a field in Avro: letters, digits and _, no digit first."
         )
+    schema = with_own_records(schema, names)
     derived, start, record = _extended(schema, names, result)
     simple = str(record.get("name")).rpartition(".")[2]
     if any(one.rpartition(".")[2] == simple for one in _references(schema)):
