@@ -146,6 +146,7 @@ class Pipeline:
         else:
             self.outbox = Outbox(self.cluster, client_id="penstock-worker")
             self.committer = Committer(offsets, self.consumer)
+        self.unprepared: UnpreparedRecords
         is_assigned, num_aside = self.consumer.assigned.is_set, lambda: self.unprepared.num
         self.quarantine = Quarantine(self.committer, self.ledger, stop, is_assigned, num_aside)
         self.unprepared = UnpreparedRecords(self._router, self.quarantine.wait, self._process)

@@ -215,6 +215,49 @@ async def test_avro_comes_out_as_json(
     }
 
 
+async def test_json_comes_out_as_avro_of_the_output_topics_schema(
+    kafka: KafkaBroker,
+    registry: RegistryServer,
+    client: SchemaRegistryClient,
+    unique: Unique,
+    start_worker: StartWorker,
+    model: Path,
+) -> None:
+    source, output = await make_topic(kafka, unique("orders")), unique("enriched")
+    vector = {"name": "vector", "type": ["null", {"type": "array", "items": "float"}], "default": None}
+    fields: Any = ORDER["fields"]
+    plain = [one for one in fields if one["name"] in ("n", "text", "at", "kind")]
+    schema = ORDER | {"fields": [*plain, vector]}
+    registered = client.register_schema(f"{output}-value", Schema(json.dumps(schema), "AVRO"))
+    of_all = {"at": 1709168523456789, "kind": "OLD"}
+    documents = [{"n": 2**60 + n, "text": text} | of_all for n, text in enumerate(["w1", None])]
+    wrong = [b'{"n": 1, "text": "w1"}', b'{"n": 1, "n": 2, "text": "w1", "at": 1, "kind": "OLD"}']
+    values = [*[json.dumps(one).encode() for one in documents], *wrong]
+    await send(kafka, source, [Sent(b"%d" % n, value) for n, value in enumerate(values)] + [Sent(b"-", None)])
+    worker = start_worker(
+        kafka,
+        model=model,
+        served_name=unique("routed"),
+        input_topic=source,
+        output_topic=output,
+        text="text",
+        result_field="vector",
+        output_format="avro",
+        schema_registry_url=registry.url,
+    )
+    found = {record.key: record.value for record in await read(worker, kafka, output, 3)}
+    letters = {letter["key"]: letter["value"] async for letter in letters_of(kafka, source, 2)}
+    await worker.stop()
+    assert letters == {b"2": wrong[0], b"3": wrong[1]}
+    assert found[b"-"] is None
+    assert struct.unpack(">bI", found[b"0"][:5]) == (0, registered)
+    first, second = [Orders(client, source, output).read(found[key]) for key in (b"0", b"1")]
+    assert len(first.pop("vector")) > 1
+    assert second.pop("vector") is None
+    at = datetime.datetime(2024, 2, 29, 1, 2, 3, 456789, tzinfo=datetime.UTC)
+    assert [first, second] == [one | {"at": at} for one in documents]
+
+
 async def test_what_no_schema_describes_becomes_a_dead_letter(
     kafka: KafkaBroker,
     registry_url: str,

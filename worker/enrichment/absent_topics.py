@@ -10,7 +10,7 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from penstock.worker.enrichment.output import Output
-from penstock.worker.replies.outlet import Outlet
+from penstock.worker.replies.outlet import AskingOutlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.stop_signal import watched
 
@@ -28,7 +28,7 @@ class AbsentTopics:
 
     def __init__(
         self,
-        outlet: Outlet,
+        outlet: AskingOutlet,
         is_present: Callable[[PendingRecord], bool],
         dropped: Callable[[Sequence[Output]], None],
         retry_s: float = _RETRY_S,

@@ -15,7 +15,7 @@ from penstock.worker.enrichment.absent_topics import AbsentTopics
 from penstock.worker.enrichment.output import Outcome, Output
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.delivery import Delivery
-from penstock.worker.replies.outlet import AnswerDropped, Outlet
+from penstock.worker.replies.outlet import AnswerDropped, AskingOutlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.requests.request import Rejection
 from penstock.worker.telemetry.metrics import Metrics
@@ -33,7 +33,7 @@ class OutputDelivery:
 
     def __init__(
         self,
-        outlet: Outlet,
+        outlet: AskingOutlet,
         backpressure: Backpressure,
         acknowledged: Callable[[Sequence[PendingRecord]], None],
         is_present: Callable[[PendingRecord], bool],

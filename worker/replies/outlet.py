@@ -35,5 +35,9 @@ class Outlet(Protocol):
     def put(self, topic: str, partition: int | None, records: Sequence[OutAnswer]) -> None:
         """Send answers, at least one. A partition of None is chosen by each record's key. Never blocks."""
 
+
+class AskingOutlet(Outlet, Protocol):
+    """It can also ask the broker for a topic."""
+
     async def partitions(self, topic: str) -> int:
         """Number of partitions of a topic. Raises UnknownTopicOrPartitionError, and KafkaError if no broker answers."""

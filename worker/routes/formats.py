@@ -26,18 +26,25 @@ def format_of(
 ) -> RecordFormat:
     """The format that a route's settings name. `registry`: None only where no route needs it."""
     place = Pointer.parse(settings.result_field)
+    plain: RecordFormat | None = None
     if settings.record_format == "text":
-        return TextFormat(place, revision)
-    if settings.record_format == "json":
+        plain = TextFormat(place, revision)
+    elif settings.record_format == "json":
         one = EXAMPLES[task]
-        return JsonFormat(place, [of_chunk((0, 0), one)] if is_chunked else one, revision)
+        plain = JsonFormat(place, [of_chunk((0, 0), one)] if is_chunked else one, revision)
+    if plain is not None and settings.output_format != "avro":
+        return plain
     if registry is None:
         raise RuntimeError("A format with schemas has no registry. This is a bug.")
-    made = FramedToJson if settings.output_format == "json" else FramedFormat
     name = place.names[-1] if place.names else "value"
     result = result_type(task, options, name)
     if is_chunked:
         result = chunks_type(result, name)
+    if plain is not None:
+        from penstock.worker.routes.json_to_avro import JsonToAvro
+
+        return JsonToAvro(registry, plain, settings.output_topic, place, result, revision)
+    made = FramedToJson if settings.output_format == "json" else FramedFormat
     kind = _KINDS[settings.record_format](place, result, revision)
     return made(registry, kind, (settings.input_topic, settings.output_topic), place, revision)
 

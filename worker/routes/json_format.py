@@ -18,7 +18,7 @@ _SPACE = b" \t\r\n"
 _LEAST, _GREATEST = -(2**63), 2**64 - 1  # of the integers that orjson reads as such; others become floating-point
 _LONG_INTEGER = re.compile(rb"[0-9]{19}")
 _ESCAPED_COLON = re.compile(rb"\\u003[aA]")
-_AGAIN = "where the record is written again. A result as a new field at the top leaves it as it is."
+_AGAIN = "where the record is written again. A result as a new field at the top of JSON leaves it as it is."
 
 
 def read_json(value: bytes) -> Any:
@@ -27,6 +27,13 @@ def read_json(value: bytes) -> Any:
     Raises InvalidRequest if it is not JSON in UTF-8.
     """
     document = _load(value)
+    return document["payload"] if is_connect(document) else document
+
+
+def read_exactly(value: bytes) -> Any:
+    """As `read_json`. Raises InvalidRequest, too, if the document has less than the value: a key, or digits."""
+    document = _load(value)
+    _require_same(value, document)
     return document["payload"] if is_connect(document) else document
 
 

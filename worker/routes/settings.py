@@ -127,7 +127,8 @@ class RouteFields(BaseModel):
     )
     output_format: Literal["json", "avro", "protobuf", "json-schema"] | None = Field(
         None,
-        description="Format of the output topic's values: the input's, or json. Default: the input's; of text, json.",
+        description="Format of the output topic's values: the input's, json, or of json and text avro. Default: the "
+        "input's; of text, json.",
     )
 
 
@@ -141,8 +142,8 @@ class RouteSettings(RouteFields):
 
     @property
     def has_schemas(self) -> bool:
-        """Whether its records have schemas of a registry."""
-        return self.record_format in ("avro", "protobuf", "json-schema")
+        """Whether records that it reads or writes have schemas of a registry."""
+        return bool({self.record_format, self.output_format} & {"avro", "protobuf", "json-schema"})
 
     @property
     def writes_json(self) -> bool:
@@ -155,8 +156,10 @@ class RouteSettings(RouteFields):
             raise ValueError("output_topic must be another topic than input_topic: a record would be enriched again")
         if self.record_format != "text" and not self.text:
             raise ValueError("text must say where a record has its text, such as /description")
-        if self.output_format not in (None, "json", self.record_format):
-            raise ValueError(f"output_format must be json, or the format of the records: {self.record_format}")
+        plain = ("avro",) if self.record_format in ("json", "text") else ()
+        if self.output_format not in (None, "json", self.record_format, *plain):
+            others = "".join([f", or {one}" for one in plain])
+            raise ValueError(f"output_format must be json, or the format of the records: {self.record_format}{others}")
         if self.record_format == "text" and self.text:
             raise ValueError("text is for records with fields; the value of a record of plain text is its text")
         if (self.task == "rerank") != (self.query is not None):

@@ -141,7 +141,7 @@ ENVELOPE = {
     "connect.name": "shop.articles.Envelope",
 }
 AFTER = {"id": 1, "body": "w", "kind": "OLD", "tags": [], "parent": None}
-ROWS = st.fixed_dictionaries(
+ROWS: st.SearchStrategy[Any] = st.fixed_dictionaries(
     {
         "id": LONGS,
         "body": st.none() | st.text(),
