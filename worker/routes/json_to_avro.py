@@ -23,6 +23,7 @@ from penstock.worker.routes.schema_registry import Schema, SchemaRegistry
 
 _HEAD = struct.Struct(">bI")  # see framed_format.py
 _NOT_IN_JSON = ("bytes", "fixed")
+_MAX_REASON_CHARS = 1000  # an error quotes the value and the type
 
 
 class JsonToAvro(RecordFormat):
@@ -92,7 +93,9 @@ class JsonToAvro(RecordFormat):
             fastavro.validate(document, self._schema)
             fastavro.schemaless_writer(file, self._schema, document, strict_allow_default=True)
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise InvalidRequest(f"The record is not what the schema of {self._subject} describes: {error}") from error
+            field = f" at {error.errors[0].field}" if isinstance(error, ValidationError) and error.errors else ""
+            reason = f"The record is not what the schema of {self._subject} describes{field}."
+            raise InvalidRequest(f"{reason} Raised: {error}"[:_MAX_REASON_CHARS]) from error
         return file.getvalue()
 
 

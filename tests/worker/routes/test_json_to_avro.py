@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.errors import InvalidRequest, WrongArgument
 from penstock.producer.wire.messages import NO_OPTIONS
+from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.routes.formats import format_of
 from penstock.worker.routes.record_format import RecordFormat
 from penstock.worker.routes.settings import RouteSettings
@@ -134,8 +135,9 @@ async def test_a_result_goes_into_an_object_whose_type_is_defined_before() -> No
 )
 async def test_a_document_that_the_schema_does_not_describe_is_refused(value: bytes) -> None:
     route = await made(ORDER)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest) as refused:
         route.write(value, VECTOR)
+    assert "2024" not in unquoted_reason(refused.value)  # as logs have it
     with pytest.raises(InvalidRequest):
         route.passed(value)
 
