@@ -119,6 +119,8 @@ def _parsed(schema: Schema, referenced: Sequence[tuple[str, str]], fields: Mappi
         for one in others:
             fastavro.parse_schema(without_logical_types(one), names)
         return fastavro.parse_schema(without_logical_types(parsed), names)
+    except WrongArgument:
+        raise
     except (SchemaParseException, UnknownType, ValueError, TypeError, KeyError, AttributeError) as error:
         raise WrongArgument(f"The schema cannot be used: {error!r}") from error
 

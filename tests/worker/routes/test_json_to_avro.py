@@ -15,7 +15,9 @@ from penstock.producer.errors import InvalidRequest, WrongArgument
 from penstock.producer.wire.messages import NO_OPTIONS
 from penstock.worker.requests.record_fields import unquoted_reason
 from penstock.worker.routes.formats import format_of
+from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.record_format import RecordFormat
+from penstock.worker.routes.revision_field import RevisionField
 from penstock.worker.routes.settings import RouteSettings
 
 VECTOR = np.array([0.1, -2.5], np.float32)
@@ -60,7 +62,9 @@ async def made(schema: Any, *, task: str = "embed", registry: Registry | None = 
     fields = {"input_topic": "in", "output_topic": "out", "text": "text", "output_format": "avro", "task": task} | given
     settings = RouteSettings.model_validate(fields)
     kept: Any = registry or Registry(schema)
-    found = format_of(settings, task, NO_OPTIONS, kept, is_chunked=False)
+    name = settings.revision_field
+    revision = None if name is None else RevisionField(Pointer.parse(name).names[-1], "m@1")
+    found = format_of(settings, task, NO_OPTIONS, kept, revision, is_chunked=False)
     await found.check()
     return found
 
@@ -97,6 +101,15 @@ async def test_a_result_that_is_all_has_its_own_schema() -> None:
     assert found(VECTORS, route.write(b'{"text": "a"}', VECTOR), 9) == VECTOR.tolist()
     with pytest.raises(InvalidRequest, match="has no text"):
         route.passed(b"{}")
+
+
+async def test_a_field_names_the_model_of_a_result() -> None:
+    model = {"name": "made_by", "type": ["null", "string"], "default": None}
+    route = await made(document(model), revision_field="made_by")
+    assert found(document(model), route.write(b"{}", VECTOR)) == {"made_by": "m@1", "result": VECTOR.tolist()}
+    assert found(document(model), route.write(b'{"made_by": "m@0"}', None)) == {"made_by": None, "result": None}
+    with pytest.raises(WrongArgument, match="must have a field /made_by with null as its default"):
+        await made(document(), revision_field="made_by")
 
 
 async def test_a_plain_text_is_a_field() -> None:
