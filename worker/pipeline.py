@@ -29,6 +29,8 @@ from penstock.producer.transport.outbox import Outbox
 from penstock.producer.wire.topics import bulk_topic
 from penstock.worker.batching.batch import BatchStats
 from penstock.worker.batching.stage import ServedModel, StageCallbacks
+from penstock.worker.enrichment.bounds_topic import BoundsTopic
+from penstock.worker.enrichment.chunk_bounds import ChunkBounds
 from penstock.worker.enrichment.chunk_results import plain_result
 from penstock.worker.enrichment.chunker import Chunker
 from penstock.worker.enrichment.output import Output
@@ -169,6 +171,10 @@ class Pipeline:
         )
         self.absent = self._outputs.absent
         self.metrics.show("penstock_held_outputs", self.absent.counts)
+        chunked = [route.output_topic for route in settings.all_routes if route.chunk_output == "records"]
+        self._chunk_bounds = [BoundsTopic(self.cluster, topic) for topic in chunked]
+        for topic, log in zip(chunked, self._chunk_bounds, strict=True):
+            self._outputs.add_chunks(topic, ChunkBounds(log))
         self.monitor = LoadMonitor(
             load,
             self.metrics,
@@ -177,9 +183,20 @@ class Pipeline:
         )
         self.num_answered = 0
 
-    async def check_routes(self) -> None:
-        """Check at start the schemas of routes, however long the registry is away. Raises WrongArgument."""
+    async def start_routes(self) -> None:
+        """Check the schemas of routes, however long the registry is away, and connect to what else they need.
+
+        Raises WrongArgument and KafkaRefused.
+        """
         await self._router.check()
+        await asyncio.gather(*[one.start() for one in self._chunk_bounds])
+
+    async def stop_routes(self) -> None:
+        """Disconnect from what routes need. What has not been sent is dropped."""
+        self._outputs.close()
+        await asyncio.gather(*[one.stop() for one in self._chunk_bounds])
+        if self.registry is not None:
+            await self.registry.close()
 
     # 1. Fetch
 

@@ -95,7 +95,7 @@ class Worker:
         await create_topics(path.cluster, path.outbox, requests, self._settings.partitions)
         await create_outputs(path.cluster, path.outbox, replays)
         await create_outputs(path.cluster, path.outbox, routed)
-        await path.check_routes()
+        await path.start_routes()
         await path.consumer.start()
         log.info("worker_ready", topic=", ".join(path.topics), model=self._info.name, tasks=self._info.request_tasks)
         return True
@@ -164,8 +164,7 @@ class Worker:
         outbox = path.outbox.stop(left_s - _DISCONNECT_S)
         await asyncio.gather(path.consumer.stop(left_s), outbox, path.partials.stop())
         path.unprepared.close()
-        if path.registry is not None:
-            await path.registry.close()
+        await path.stop_routes()
         if path.cache is not None:
             await path.cache.close()
         path.monitor.log_rest(time.monotonic())

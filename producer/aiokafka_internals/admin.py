@@ -7,6 +7,7 @@ methods, and what `client.py` says.
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
@@ -39,3 +40,12 @@ class FailoverAdmin(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has 
         if found["error_code"]:
             raise for_code(found["error_code"])(topic)
         return len(found["partitions"])
+
+    async def topic_config(self, topic: str, name: str) -> str:
+        """The value of one property of a topic. Raises TopicAuthorizationFailedError and other KafkaError."""
+        (answer,) = await self.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {name: None})])
+        (found,) = answer.to_object()["resources"]
+        if found["error_code"]:
+            raise for_code(found["error_code"])(topic)
+        (entry,) = found["config_entries"]
+        return str(entry["config_value"])

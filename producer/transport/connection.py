@@ -1,7 +1,7 @@
 """Connecting to Kafka, watching a connection, and creating topics; shared by clients and workers."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -107,8 +107,31 @@ async def watch(consumer: AIOKafkaConsumer) -> None:
                 is_lost = False
 
 
-async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partitions: int) -> None:
-    """Create missing topics, with up to three replicas. Called after a connection was made.
+async def topic_config(cluster: KafkaCluster, topic: str, name: str) -> str:
+    """The value of one property of a topic. Called after a connection was made, and waits for a broker.
+
+    Raises KafkaRefused for a permission that is missing.
+    """
+    while True:
+        admin = FailoverAdmin(**cluster.arguments)
+        try:
+            await admin.start()
+            return await admin.topic_config(topic, name)
+        except TopicAuthorizationFailedError as error:
+            raise KafkaRefused(
+                f"Kafka denies {topic} to this user. It needs the ACL DESCRIBE_CONFIGS on it."
+            ) from error
+        except (KafkaError, OSError) as error:
+            log.warning("kafka_unreachable", error=repr(error), retry_s=_LAST_RETRY_S)
+            await asyncio.sleep(_LAST_RETRY_S)
+        finally:
+            await admin.close()
+
+
+async def ensure_topics(
+    cluster: KafkaCluster, topics: Sequence[str], num_partitions: int, config: Mapping[str, str] | None = None
+) -> None:
+    """Create missing topics, with up to three replicas and these properties. Called after a connection was made.
 
     What passes, such as a cluster that elects its controller, is tried again for some seconds. A refusal (no
     permission, or a mock broker without the request) is logged and not raised. The topic may be created on first use;
@@ -117,7 +140,7 @@ async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partit
     created = list[str]()
     for pause_s in (*_CREATION_PAUSES_S, None):
         try:
-            missing, refused = await _create_missing(cluster, topics, num_partitions)
+            missing, refused = await _create_missing(cluster, topics, num_partitions, config or {})
         except (KafkaError, OSError, ValueError, AttributeError) as error:
             # OSError includes time-outs. aiokafka raises AttributeError for a cluster without controller, as a mock is.
             passes, reason = isinstance(error, OSError) or getattr(error, "retriable", False), repr(error)
@@ -134,7 +157,7 @@ async def ensure_topics(cluster: KafkaCluster, topics: Sequence[str], num_partit
 
 
 async def _create_missing(
-    cluster: KafkaCluster, topics: Sequence[str], num_partitions: int
+    cluster: KafkaCluster, topics: Sequence[str], num_partitions: int, config: Mapping[str, str]
 ) -> tuple[list[str], dict[str, int]]:
     """Return the topics that were missing, and the code of each that was refused."""
     admin = FailoverAdmin(**cluster.arguments)
@@ -145,7 +168,8 @@ async def _create_missing(
         if not missing:
             return [], {}
         replicas = min(_MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
-        answer = await admin.create_topics([NewTopic(topic, num_partitions, replicas) for topic in missing])
+        made = [NewTopic(topic, num_partitions, replicas, topic_configs=dict(config)) for topic in missing]
+        answer = await admin.create_topics(made)
         return missing, {topic: code for topic, code, *_ in answer.topic_errors if code not in _CREATED}
     finally:
         await admin.close()

@@ -1,5 +1,6 @@
 """Long texts in routes: their chunks, with the vectors that sentence-transformers has for exactly these."""
 
+import asyncio
 import itertools
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from tests.engine.helpers import save_sentence_transformer
-from tests.integration.conftest import StartWorker, Unique, letters_of
+from tests.integration.conftest import Committed, StartWorker, Unique, letters_of, reader_of
 from tests.integration.test_routes import WORDS, Sent, make_topic, read, send
 
 
@@ -94,3 +95,77 @@ async def test_a_text_of_more_chunks_than_a_record_may_have_becomes_a_dead_lette
     assert [(letter.record.key, letter.code, letter.record.value) for letter in letters] == [
         (b"many", "invalid_request", records[0].value)
     ]
+
+
+KEYS = [f"doc-{n}" for n in range(12)]
+
+
+def history(count: int) -> list[Sent]:
+    """Versions of texts, of none to some thirty chunks; deletes, and records without a text."""
+    records = []
+    for n in range(count):
+        text = None if n % 11 == 5 else sentences((n * 37) % 90)
+        value = json.dumps({"n": n, "text": text}).encode()
+        records.append(Sent(KEYS[(n * 5) % len(KEYS)].encode(), None if n % 13 == 7 else value))
+    return records
+
+
+async def compacted(broker: KafkaBroker, topic: str) -> dict[str, Any]:
+    """What a compacting reader has at the end of all partitions."""
+    found: dict[str, Any] = {}
+    async with reader_of(broker, topic, isolation_level="read_committed") as reader, asyncio.timeout(300):
+        ends = await reader.end_offsets(reader.assignment())
+        while any([await reader.position(one) < end for one, end in ends.items()]):
+            for records in (await reader.getmany(timeout_ms=500)).values():
+                for record in records:
+                    found[record.key.decode()] = None if record.value is None else json.loads(record.value)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_records_of_chunks_are_those_of_the_last_version_also_after_a_kill(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, model: Path, committed: Committed, delivery: str
+) -> None:
+    source, output, group = await make_topic(kafka, unique("papers")), unique("chunks"), unique("group")
+    records = history(120)
+    settings = {
+        "model": model,
+        "served_name": unique("chunks"),
+        "group_id": group,
+        "delivery": delivery,
+        "input_topic": source,
+        "output_topic": output,
+        "text": "text",
+        "chunk_tokens": 40,
+        "chunk_output": "records",
+        "max_in_flight": 8,
+    }
+    first = await start_worker(kafka, **settings).ready()
+    await send(kafka, source, records[:80])
+    async with reader_of(kafka, output) as reader, asyncio.timeout(300):
+        while not any((await reader.getmany(timeout_ms=500)).values()):
+            assert first.process.poll() is None, first.tail()
+    first.process.kill()
+    await send(kafka, source, records[80:])
+    async with reader_of(kafka, source) as reader:
+        ends = {one: end for one, end in (await reader.end_offsets(reader.assignment())).items() if end}
+    second = start_worker(kafka, **settings)
+    async with asyncio.timeout(300):
+        while await committed(kafka, group) != ends:
+            assert second.process.poll() is None, second.tail()
+            await asyncio.sleep(0.2)
+    await second.stop()
+    last = {one.key.decode(): json.loads(one.value or b'{"text": null}') for one in records if one.key is not None}
+    found = await compacted(kafka, output)
+    for key, record in last.items():
+        own = {name: value for name, value in found.items() if name.startswith(f"{key}#")}
+        text = record["text"] or ""
+        num_chunks = 0 if record["text"] is None else own[f"{key}#0"]["result"]["chunks"]
+        assert set(own) == {f"{key}#{number}" for number in range(num_chunks)}
+        chunks = [own[f"{key}#{number}"] for number in range(num_chunks)]
+        assert all({**one, "result": None} == {**record, "result": None} for one in chunks)
+        results = [one["result"] for one in chunks]
+        assert [one["chunk"] for one in results] == list(range(num_chunks))
+        assert [one["text"] for one in results] == [text[one["start"] : one["end"]] for one in results]
+        assert "".join("".join([one["text"] for one in results]).split()) == "".join(text.split())
+    assert len({key.rpartition("#")[0] for key in found}) > 5

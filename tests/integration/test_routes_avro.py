@@ -149,14 +149,14 @@ async def test_records_come_out_with_their_vectors_and_are_otherwise_as_they_wer
 
 async def test_changes_of_a_table_get_the_result_of_the_row_after_them(
     kafka: KafkaBroker,
-    registry: RegistryServer,
-    client: SchemaRegistryClient,
+    registry_url: str,
+    registry: SchemaRegistryClient,
     unique: Unique,
     start_worker: StartWorker,
     model: Path,
 ) -> None:
     source, output = await make_topic(kafka, unique("articles")), unique("embedded")
-    changes = Orders(client, source, output, ENVELOPE)
+    changes = Orders(registry, source, output, ENVELOPE)
     first, second = {"id": 1, "body": "w1", "kind": "NEW"}, {"id": 1, "body": "w2", "kind": "OLD"}
     insert, update = {"before": None, "after": first, "op": "c"}, {"before": first, "after": second, "op": "u"}
     delete = {"before": second, "after": None, "op": "d"}
@@ -171,7 +171,7 @@ async def test_changes_of_a_table_get_the_result_of_the_row_after_them(
         text="/after/body",
         result_field="/after/embedding",
         record_format="avro",
-        schema_registry_url=registry.url,
+        schema_registry_url=registry_url,
     )
     found = [record.value for record in await read(worker, kafka, output, 4)]
     await worker.stop()
@@ -217,8 +217,8 @@ async def test_avro_comes_out_as_json(
 
 async def test_json_comes_out_as_avro_of_the_output_topics_schema(
     kafka: KafkaBroker,
-    registry: RegistryServer,
-    client: SchemaRegistryClient,
+    registry_url: str,
+    registry: SchemaRegistryClient,
     unique: Unique,
     start_worker: StartWorker,
     model: Path,
@@ -228,7 +228,7 @@ async def test_json_comes_out_as_avro_of_the_output_topics_schema(
     fields: Any = ORDER["fields"]
     plain = [one for one in fields if one["name"] in ("n", "text", "at", "kind")]
     schema = ORDER | {"fields": [*plain, vector]}
-    registered = client.register_schema(f"{output}-value", Schema(json.dumps(schema), "AVRO"))
+    registered = registry.register_schema(f"{output}-value", Schema(json.dumps(schema), "AVRO"))
     of_all = {"at": 1709168523456789, "kind": "OLD"}
     documents = [{"n": 2**60 + n, "text": text} | of_all for n, text in enumerate(["w1", None])]
     wrong = [b'{"n": 1, "text": "w1"}', b'{"n": 1, "n": 2, "text": "w1", "at": 1, "kind": "OLD"}']
@@ -243,15 +243,15 @@ async def test_json_comes_out_as_avro_of_the_output_topics_schema(
         text="text",
         result_field="vector",
         output_format="avro",
-        schema_registry_url=registry.url,
+        schema_registry_url=registry_url,
     )
     found = {record.key: record.value for record in await read(worker, kafka, output, 3)}
-    letters = {letter["key"]: letter["value"] async for letter in letters_of(kafka, source, 2)}
+    letters = {letter.record.key: letter.record.value for letter in await letters_of(kafka, source, 2)}
     await worker.stop()
     assert letters == {b"2": wrong[0], b"3": wrong[1]}
     assert found[b"-"] is None
     assert struct.unpack(">bI", found[b"0"][:5]) == (0, registered)
-    first, second = [Orders(client, source, output).read(found[key]) for key in (b"0", b"1")]
+    first, second = [Orders(registry, source, output).read(found[key]) for key in (b"0", b"1")]
     assert len(first.pop("vector")) > 1
     assert second.pop("vector") is None
     at = datetime.datetime(2024, 2, 29, 1, 2, 3, 456789, tzinfo=datetime.UTC)

@@ -10,7 +10,7 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from penstock.worker.enrichment.output import Output
-from penstock.worker.replies.outlet import AskingOutlet
+from penstock.worker.replies.outlet import AnswerDropped, AskingOutlet
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.stop_signal import watched
 
@@ -30,11 +30,10 @@ class AbsentTopics:
         self,
         outlet: AskingOutlet,
         is_present: Callable[[PendingRecord], bool],
-        dropped: Callable[[Sequence[Output]], None],
         retry_s: float = _RETRY_S,
     ) -> None:
-        """`is_present`: whether this worker still has the record's partition. `dropped` takes outputs of the others."""
-        self._outlet, self._is_present, self._dropped, self._retry_s = outlet, is_present, dropped, retry_s
+        """`is_present`: whether this worker still has the record's partition. Outputs of the others are dropped."""
+        self._outlet, self._is_present, self._retry_s = outlet, is_present, retry_s
         self._away_since: dict[str, float] = {}  # topics that have refused, and have taken nothing since
         self._held: dict[str, list[Output]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -83,7 +82,7 @@ class AbsentTopics:
         # Some may have been refused after others that came later. Keys have the order of their partition.
         held = sorted(self._held.pop(topic), key=lambda one: (one.origin.source, one.origin.original.offset))
         present = [output for output in held if self._is_present(output.origin)]
-        if len(present) < len(held):
-            self._dropped([output for output in held if not self._is_present(output.origin)])
+        if gone := [output for output in held if not self._is_present(output.origin)]:
+            gone[0].done(gone, AnswerDropped())  # that of all: a topic gets records, or records of chunks
         if present:
             self._outlet.put(topic, None, present)

@@ -12,7 +12,9 @@ from penstock.producer.aiokafka_internals.producer import BAD_DESTINATION, BAD_R
 from penstock.producer.errors import BackendError, InvalidRequest
 from penstock.producer.wire.headers import Headers
 from penstock.worker.enrichment.absent_topics import AbsentTopics
-from penstock.worker.enrichment.output import Outcome, Output
+from penstock.worker.enrichment.chunk_bounds import ChunkBounds
+from penstock.worker.enrichment.chunk_records import ChunkRecords
+from penstock.worker.enrichment.output import ChunkOutput, Outcome, Output
 from penstock.worker.kafka.backpressure import Backpressure
 from penstock.worker.replies.delivery import Delivery
 from penstock.worker.replies.outlet import AnswerDropped, AskingOutlet
@@ -41,24 +43,49 @@ class OutputDelivery:
         delivery: Delivery,
     ) -> None:
         """`is_present`: see `RecordLedger`. `delivery` keeps the dead letters. For the rest see there."""
-        self.absent = AbsentTopics(outlet, is_present, lambda outputs: self._done(outputs, AnswerDropped()))
+        self.absent = AbsentTopics(outlet, is_present)
+        self._is_present = is_present
         self._backpressure = backpressure
         self._acknowledged = acknowledged
         self._metrics = metrics
         self._delivery = delivery
+        self._chunk_records: dict[str, ChunkRecords] = {}  # by output topic, of routes that make records of chunks
+
+    def add_chunks(self, topic: str, bounds: ChunkBounds) -> None:
+        """Outputs for this topic have `chunks`. Called before the first."""
+        self._chunk_records[topic] = ChunkRecords(bounds, self._is_present, self._send_chunks)
 
     def output(
-        self, record: PendingRecord, topic: str, value: bytes | None, headers: Headers, outcome: Outcome
+        self,
+        record: PendingRecord,
+        topic: str,
+        value: bytes | None,
+        headers: Headers,
+        outcome: Outcome,
+        chunks: Sequence[bytes] | None = None,
     ) -> Output:
-        """An enriched record, or one that passes as it was, which `send` takes."""
-        return Output(record.original.key, value, headers, self._done, record, topic, outcome)
+        """An enriched record, or one that passes as it was, which `send` takes. `chunks`: in its place."""
+        return Output(record.original.key, value, headers, self._done, record, topic, outcome, chunks)
 
     def send(self, outputs: Sequence[Output]) -> None:
         """Send enriched records. Those of a key leave in their order."""
         for topic, chosen in groupby(sorted(outputs, key=_TOPIC), _TOPIC):
             together = list(chosen)
             self._backpressure.add_reply_bytes(_num_bytes(together))
-            self.absent.put(topic, together)
+            if topic in self._chunk_records:
+                self._chunk_records[topic].put(together)
+            else:
+                self.absent.put(topic, together)
+
+    def _send_chunks(self, outputs: Sequence[Output], parts: Sequence[ChunkOutput]) -> None:
+        self._backpressure.add_reply_bytes(_num_bytes(parts) - _num_bytes(outputs))
+        for part in parts:
+            part.done = self._chunks_done
+            part.origin.owe()
+        if gone := [output.origin for output in outputs if not output.origin.num_owed]:
+            self._acknowledged(gone)
+        if parts:
+            self.absent.put(parts[0].topic, parts)
 
     def _done(self, outputs: Sequence[Output], error: KafkaError | None) -> None:
         if isinstance(error, _AWAY):
@@ -67,17 +94,47 @@ class OutputDelivery:
         self._backpressure.add_reply_bytes(-_num_bytes(outputs))
         if error is None:
             self.absent.acknowledged(outputs)
-            self._metrics.count("ok", len(outputs))
-            for (topic, outcome), count in Counter([(one.origin.source[0], one.outcome) for one in outputs]).items():
-                self._metrics.count_route(topic, outcome, count)
-            self._show_ages(outputs)
+            self._count(outputs)
         if error is None or isinstance(error, AnswerDropped):
             self._acknowledged([output.origin for output in outputs])
             return
-        rejections = [Rejection(output.origin, None, _refused(output, error)) for output in outputs]
-        self._metrics.count(rejections[0].error.code, len(rejections))
-        self.count_rejected(rejections)
-        self._delivery.reject(rejections)
+        self._reject([Rejection(output.origin, None, _refused(output, error)) for output in outputs])
+
+    def _chunks_done(self, parts: Sequence[ChunkOutput], error: KafkaError | None) -> None:
+        """A record is acknowledged with the last of its chunks. The first that is refused makes its dead letter."""
+        if isinstance(error, _AWAY):
+            self.absent.refused(parts, error)
+            return
+        self._backpressure.add_reply_bytes(-_num_bytes(parts))
+        if error is not None and not isinstance(error, AnswerDropped):
+            refused: list[Rejection] = []
+            for part in parts:
+                if not part.whole.is_refused:
+                    part.whole.is_refused = True
+                    refused.append(Rejection(part.origin, None, _refused(part, error)))
+            self._reject(refused)
+        ended = [part.whole for part in parts if part.origin.pay()]
+        if error is None:
+            self.absent.acknowledged(parts)
+            self._count([whole for whole in ended if not whole.is_refused])
+        self._acknowledged([whole.origin for whole in ended])
+
+    def _count(self, outputs: Sequence[Output]) -> None:
+        self._metrics.count("ok", len(outputs))
+        for (topic, outcome), count in Counter([(one.origin.source[0], one.outcome) for one in outputs]).items():
+            self._metrics.count_route(topic, outcome, count)
+        self._show_ages(outputs)
+
+    def _reject(self, rejections: Sequence[Rejection]) -> None:
+        if rejections:
+            self._metrics.count(rejections[0].error.code, len(rejections))
+            self.count_rejected(rejections)
+            self._delivery.reject(rejections)
+
+    def close(self) -> None:
+        """Send no more chunks."""
+        for one in self._chunk_records.values():
+            one.close()
 
     def _show_ages(self, outputs: Sequence[Output]) -> None:
         now_ms = time.time() * 1e3
@@ -105,4 +162,4 @@ def _refused(output: Output, error: KafkaError) -> InvalidRequest | BackendError
 
 
 def _num_bytes(outputs: Sequence[Output]) -> int:
-    return sum([len(output.value or b"") for output in outputs])
+    return sum([output.num_bytes for output in outputs])

@@ -8,6 +8,7 @@ from penstock.producer.errors import BackendError, PenstockError, WrongArgument
 from penstock.producer.wire.headers import FINISHED_MS, MODEL, REVISION, SOURCE, TRACEPARENT, ReplyAddress
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.scheduler import Cause
+from penstock.worker.enrichment.chunk_records import original_key
 from penstock.worker.enrichment.chunker import Check, Chunker
 from penstock.worker.enrichment.key_order import KeyOrder
 from penstock.worker.enrichment.output import Outcome, Output
@@ -109,6 +110,8 @@ class Router:
         route, original = self._routes[record.original.topic], record.original
         headers = dict(original.headers)
         check_names(headers)
+        if route.has_chunk_records:
+            original_key(record)
         if original.value is None:
             return None
         deadline = None
@@ -152,13 +155,13 @@ class Router:
         for request, row in zip(requests, rows, strict=True):
             record, route = request.record, self._routes[request.record.original.topic]
             try:
-                value = route.format.write(record.original.value or b"", row)
+                value, chunks = _values(route, record, row)
             except PenstockError as error:
                 rejections.append(request.reject(error))
             else:
                 sent = _headers(record, headers)
                 outcome: Outcome = "cached" if request.is_cached else "ok"
-                outputs.append(delivery.output(record, route.output_topic, value, sent, outcome))
+                outputs.append(delivery.output(record, route.output_topic, value, sent, outcome, chunks))
         return outputs, rejections
 
     def passed(
@@ -170,12 +173,12 @@ class Router:
         for record in records:
             route = self._routes[record.original.topic]
             try:
-                value = route.passed(record.original.value)
+                value = None if route.has_chunk_records else route.passed(record.original.value)
             except PenstockError as error:
                 rejections.append(Rejection(record, None, error))
             else:
-                sent = _headers(record, [])
-                outputs.append(delivery.output(record, route.output_topic, value, sent, "passed"))
+                sent, chunks = _headers(record, []), () if route.has_chunk_records else None
+                outputs.append(delivery.output(record, route.output_topic, value, sent, "passed", chunks))
         return outputs, rejections
 
     def _own_headers(self) -> list[tuple[str, bytes]]:
@@ -201,6 +204,14 @@ def _made(
     except PenstockError as error:
         raise WrongArgument(f"The route from {settings.input_topic}: {error.message}") from error
     return route
+
+
+def _values(route: Route, record: PendingRecord, row: PlainRow) -> tuple[bytes | None, Sequence[bytes] | None]:
+    """The value of the enriched record, or those of the records of its chunks."""
+    original = record.original.value or b""
+    if not route.has_chunk_records:
+        return route.format.write(original, row), None
+    return None, route.chunk_values(original, row)
 
 
 def _headers(record: PendingRecord, own: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

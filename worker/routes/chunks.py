@@ -42,10 +42,15 @@ def chunk_size(settings: RouteSettings, task: str, info: ModelInfo) -> ChunkSize
     return ChunkSize(settings.chunk_tokens, settings.chunk_overlap)
 
 
-def of_chunk(span: tuple[int, int], row: PlainRow) -> PlainRow:
+def of_chunk(span: tuple[int, int], row: PlainRow) -> dict[str, PlainRow]:
     """The result of a chunk, with its place. A vector is its `embedding`."""
     start, end = span
     return {"start": start, "end": end, **(row if isinstance(row, dict) else {"embedding": row})}
+
+
+def of_chunk_record(number: int, num_chunks: int, text: str, chunk: dict[str, PlainRow]) -> PlainRow:
+    """The result of a chunk that is a record of its own: which of how many it is, and its text."""
+    return {"chunk": number, "chunks": num_chunks, "text": text, **chunk}
 
 
 class Span(NamedTuple):

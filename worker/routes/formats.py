@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 
 from penstock.producer.wire.messages import Options
-from penstock.worker.routes.chunks import of_chunk
+from penstock.worker.routes.chunks import of_chunk, of_chunk_record
 from penstock.worker.routes.connect_json import EXAMPLES
 from penstock.worker.routes.framed_format import FramedFormat, FramedToJson, SchemaKind
 from penstock.worker.routes.json_schema import JsonSchema
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.record_format import JsonFormat, RecordFormat, TextFormat
-from penstock.worker.routes.result_types import AvroType, chunks_type, result_type
+from penstock.worker.routes.result_types import AvroType, chunk_record_type, chunks_type, result_type
 from penstock.worker.routes.revision_field import RevisionField
 from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.routes.settings import RouteSettings
@@ -31,7 +31,10 @@ def format_of(
         plain = TextFormat(place, revision)
     elif settings.record_format == "json":
         one = EXAMPLES[task]
-        plain = JsonFormat(place, [of_chunk((0, 0), one)] if is_chunked else one, revision)
+        if is_chunked:
+            chunk = of_chunk((0, 0), one)
+            one = [chunk] if settings.chunk_output == "list" else of_chunk_record(0, 1, "", chunk)
+        plain = JsonFormat(place, one, revision)
     if plain is not None and settings.output_format != "avro":
         return plain
     if registry is None:
@@ -39,7 +42,8 @@ def format_of(
     name = place.names[-1] if place.names else "value"
     result = result_type(task, options, name)
     if is_chunked:
-        result = chunks_type(result, name)
+        chunked = chunks_type if settings.chunk_output == "list" else chunk_record_type
+        result = chunked(result, name)
     if plain is not None:
         from penstock.worker.routes.json_to_avro import JsonToAvro
 

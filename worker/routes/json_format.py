@@ -37,6 +37,11 @@ def read_exactly(value: bytes) -> Any:
     return document["payload"] if is_connect(document) else document
 
 
+def has_schema(value: bytes) -> bool:
+    """Whether a value is of Kafka Connect's schema and payload. Raises as `read_json`."""
+    return is_connect(_load(value))
+
+
 def lacks_object(value: bytes, place: Pointer) -> bool:
     """Whether the object that would get the result is null or absent, as in a delete. Raises as `read_json`."""
     return place.parent.find(read_json(value)) is None

@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 from penstock.producer.errors import InvalidRequest
 from penstock.producer.wire.plain_rows import PlainRow, plain_json
-from penstock.worker.routes.json_format import add_json, lacks_object, read_json
+from penstock.worker.routes.json_format import add_json, has_schema, lacks_object, read_json
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.revision_field import RevisionField
+
+MAX_BYTES = 32 * 1024 * 1024  # that a record takes in the records of its chunks: half of the answers that may wait
 
 
 class RecordFormat(Protocol):
@@ -38,6 +40,15 @@ class RecordFormat(Protocol):
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
         """The value of the enriched record. Raises InvalidRequest: the original has no place for the result."""
 
+    def write_each(self, original: bytes, results: Sequence[PlainRow]) -> Sequence[bytes]:
+        """As `write`, a value for each of several results. Raises also where they are too large together."""
+        if (num_bytes := len(original) * len(results)) > MAX_BYTES:
+            raise InvalidRequest(
+                f"The {len(results):,} records of its chunks have {num_bytes:,} bytes of this record, and may have "
+                f"{MAX_BYTES:,}. In JSON with an empty result_field they have none."
+            )
+        return [self.write(original, result) for result in results]
+
     def passed(self, original: bytes) -> bytes:
         """The value of a record without a result."""
         return original
@@ -59,6 +70,11 @@ class JsonFormat(RecordFormat):
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
         return add_json(original, self._place, result, self._example, self._revision)
 
+    def write_each(self, original: bytes, results: Sequence[PlainRow]) -> Sequence[bytes]:
+        if self._place.names or has_schema(original):
+            return super().write_each(original, results)
+        return list(map(plain_json, results))
+
 
 class TextFormat(RecordFormat):
     """The value is the text. What is written is a JSON object with it."""
@@ -78,3 +94,6 @@ class TextFormat(RecordFormat):
 
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
         return add_json(plain_json({"text": self.read(original)}), self._place, result, revision=self._revision)
+
+    def write_each(self, original: bytes, results: Sequence[PlainRow]) -> Sequence[bytes]:
+        return super().write_each(original, results) if self._place.names else list(map(plain_json, results))

@@ -48,10 +48,24 @@ def result_type(task: str, options: Options, name: str) -> AvroType:
 
 def chunks_type(one: AvroType, name: str) -> AvroType:
     """The type of the results of a record's chunks, of which one has the type `one`."""
+    return {"type": "array", "items": _chunk_type(one, name, [])}
+
+
+def chunk_record_type(one: AvroType, name: str) -> AvroType:
+    """The type of the result of a chunk that is a record of its own."""
+    own: _Fields = [
+        {"name": "chunk", "type": "int"},
+        {"name": "chunks", "type": "int"},
+        {"name": "text", "type": "string"},
+    ]
+    return _chunk_type(one, name, own)
+
+
+def _chunk_type(one: AvroType, name: str, own: _Fields) -> AvroType:
     is_record = isinstance(one, dict) and one["type"] == "record"
     fields: _Fields = one["fields"] if is_record else [{"name": "embedding", "type": one}]
     places: _Fields = [{"name": "start", "type": "int"}, {"name": "end", "type": "int"}]
-    return {"type": "array", "items": _record(f"{name}_chunk", [*places, *fields])}
+    return _record(f"{name}_chunk", [*own, *places, *fields])
 
 
 def plain_values(row: PlainRow) -> Any:

@@ -1,10 +1,13 @@
 """One route: from a record of its input topic to a request, and from results to the record of its output topic."""
 
+from collections.abc import Sequence
+
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import InvalidRequest, UnsupportedTask
 from penstock.producer.wire.messages import Request, Text
 from penstock.producer.wire.options import check_applicable, check_options
-from penstock.worker.routes.chunks import chunk_size
+from penstock.producer.wire.plain_rows import PlainRow
+from penstock.worker.routes.chunks import chunk_size, of_chunk_record
 from penstock.worker.routes.connect_json import UNAVAILABLE
 from penstock.worker.routes.formats import format_of
 from penstock.worker.routes.revision_field import RevisionField
@@ -31,6 +34,7 @@ class Route:
         self._options = check_options(settings.request_options)
         check_applicable(self._options, self.task, is_text=True)
         self.chunks = chunk_size(settings, self.task, info)
+        self.has_chunk_records = settings.chunk_output == "records"  # each chunk is a record
         revision = RevisionField.of(settings, info)
         is_chunked = self.chunks is not None
         self.format = format_of(settings, self.task, self._options, registry, revision, is_chunked=is_chunked)
@@ -57,6 +61,19 @@ class Route:
         """The request for a text."""
         asked: Text = text if self._query is None else (self._query, text)
         return Request(self._model, self.task, text=(asked,), options=self._options)
+
+    def chunk_values(self, original: bytes, chunks: Sequence[dict[str, PlainRow]]) -> Sequence[bytes]:
+        """The values of the records of a record's chunks, from the results of `of_chunk`.
+
+        Raises:
+            InvalidRequest: the record has no place for a result, or its chunks are too large together.
+        """
+        text = self._text.read(self.format.read(original)) or ""
+        found = [
+            of_chunk_record(number, len(chunks), text[chunk["start"] : chunk["end"]], chunk)
+            for number, chunk in enumerate(chunks)
+        ]
+        return self.format.write_each(original, found)
 
     def passed(self, original: bytes | None) -> bytes | None:
         """The value of a record without a text: as it came, or with null as its result if the route says so.

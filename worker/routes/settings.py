@@ -89,6 +89,11 @@ class RouteFields(BaseModel):
         "no chunks.",
     )
     chunk_overlap: int = Field(0, ge=0, description="Most tokens that a chunk has in common with the one before it.")
+    chunk_output: Literal["list", "records"] = Field(
+        "list",
+        description="list: the chunks of a record are one list in its output record. records: each is a record, with "
+        "the key <key>#0, <key>#1 and so on, and those that the record no longer has are deleted.",
+    )
     result_field: Annotated[str, AfterValidator(_check_pointer)] = Field(
         "result",
         description="Where the result goes: a field of the record, or a JSON pointer. Empty: the result is the whole "
@@ -170,6 +175,12 @@ class RouteSettings(RouteFields):
             _check_beside(Pointer.parse(self.revision_field), Pointer.parse(self.result_field))
         if self.accept_replays:
             check_request_topic(replay_topic(self.input_topic))
+        if self.chunk_output == "records" and self.chunk_tokens is None:
+            raise ValueError("chunk_output records needs chunk_tokens")
+        if self.chunk_output == "records":
+            check_topic(chunk_bounds_topic(self.output_topic))
+        if self.chunk_output == "records" and self.missing_text == "null":
+            raise ValueError("missing_text null is for one output record; with chunk_output records chunks are deleted")
         return self
 
     @property
@@ -187,6 +198,11 @@ def _check_beside(revision: Pointer, result: Pointer) -> None:
     if len(revision.names) != len(result.names) or revision.parent != result.parent or revision == result:
         beside = Pointer((*result.parent.names, f"{result.names[-1]}_revision"))
         raise ValueError(f"revision_field must be a field beside result_field, such as {beside}")
+
+
+def chunk_bounds_topic(output_topic: str) -> str:
+    """The topic of a route whose chunks are records, which says how many there may be of a key."""
+    return f"{output_topic}.chunk-bounds"
 
 
 def check_routes(routes: Sequence[RouteSettings], request_topic: str | None) -> Sequence[RouteSettings]:

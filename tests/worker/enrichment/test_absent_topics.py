@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 
-from aiokafka.errors import UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 from structlog.testing import capture_logs
 
 from penstock.worker.enrichment.absent_topics import AbsentTopics
 from penstock.worker.enrichment.output import Output
-from penstock.worker.replies.outlet import OutAnswer
+from penstock.worker.replies.outlet import AnswerDropped, OutAnswer
 from penstock.worker.requests.record import PendingRecord
 from tests.worker.conftest import FakeRecord
 
@@ -23,7 +23,7 @@ class Topics:
         self.sent: list[list[int]] = []
         self.dropped: list[int] = []
         self.lost: set[int] = set()  # partitions
-        self.absent = AbsentTopics(self, lambda record: record.source[1] not in self.lost, self._drop, retry_s=0)
+        self.absent = AbsentTopics(self, lambda record: record.source[1] not in self.lost, retry_s=0)
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutAnswer]) -> None:
         self.sent.append([record.origin.original.offset for record in records])
@@ -33,13 +33,13 @@ class Topics:
             raise GONE
         return 1
 
-    def _drop(self, outputs: Sequence[Output]) -> None:
+    def done(self, outputs: Sequence[Output], error: KafkaError | None) -> None:
+        assert isinstance(error, AnswerDropped)
         self.dropped += [output.origin.original.offset for output in outputs]
 
-
-def output(offset: int, topic: str = "out", partition: int = 0) -> Output:
-    record = PendingRecord(FakeRecord(offset=offset, topic="in"), ("in", partition), from_bulk_topic=False)
-    return Output(b"k", b"", [], lambda outputs, error: None, record, topic, "ok")
+    def output(self, offset: int, topic: str = "out", partition: int = 0) -> Output:
+        record = PendingRecord(FakeRecord(offset=offset, topic="in"), ("in", partition), from_bulk_topic=False)
+        return Output(b"k", b"", [], self.done, record, topic, "ok")
 
 
 async def turn() -> None:
@@ -50,22 +50,22 @@ async def turn() -> None:
 async def test_outputs_of_a_topic_that_is_gone_wait_and_leave_in_their_order() -> None:
     topics = Topics()
     with capture_logs() as logs:
-        topics.absent.put("out", [output(0)])
-        topics.absent.refused([output(1), output(4)], GONE)
-        topics.absent.put("out", [output(5)])
-        topics.absent.put("other", [output(6, "other")])
-        topics.absent.refused([output(2), output(3)], GONE)  # they were sent before the first was refused
+        topics.absent.put("out", [topics.output(0)])
+        topics.absent.refused([topics.output(1), topics.output(4)], GONE)
+        topics.absent.put("out", [topics.output(5)])
+        topics.absent.put("other", [topics.output(6, "other")])
+        topics.absent.refused([topics.output(2), topics.output(3)], GONE)  # they were sent before the first was refused
         await turn()
         assert topics.sent == [[0], [6]]
         assert topics.absent.counts() == {("out",): 5}
         topics.is_there = True
         await turn()
         assert topics.sent == [[0], [6], [1, 2, 3, 4, 5]]
-        topics.absent.refused([output(5)], GONE)  # again
+        topics.absent.refused([topics.output(5)], GONE)  # again
         await turn()
         assert topics.sent[3:] == [[5]]
-        topics.absent.acknowledged([output(6, "other")])
-        topics.absent.acknowledged([output(5)])
+        topics.absent.acknowledged([topics.output(6, "other")])
+        topics.absent.acknowledged([topics.output(5)])
     assert topics.absent.counts() == {}
     assert [(one["event"], one["log_level"]) for one in logs] == [
         ("output_topic_away", "error"),
@@ -75,7 +75,7 @@ async def test_outputs_of_a_topic_that_is_gone_wait_and_leave_in_their_order() -
 
 async def test_what_waits_of_a_partition_that_was_lost_is_left_to_its_next_owner() -> None:
     topics = Topics()
-    topics.absent.refused([output(1), output(2, partition=1)], GONE)
+    topics.absent.refused([topics.output(1), topics.output(2, partition=1)], GONE)
     topics.lost = {1}
     topics.is_there = True
     await turn()
