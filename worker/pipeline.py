@@ -44,6 +44,7 @@ from penstock.worker.kafka.fetching.group_member import GroupMember
 from penstock.worker.kafka.fetching.rebalance_listener import Rebalanced
 from penstock.worker.kafka.progress.offsets import OffsetTracker, Source
 from penstock.worker.replies.delivery import Delivery
+from penstock.worker.replies.outlet import AnswerDropped
 from penstock.worker.replies.partial_replies import PartialReplies
 from penstock.worker.replies.reply import encode_partial, encode_replies, result_rows
 from penstock.worker.requests.fetch_buffer import FetchBuffer
@@ -347,6 +348,17 @@ class Pipeline:
         """These partitions were revoked."""
         self.ledger.forget(sources)
         self._router.order.forget(sources)
+
+    async def withdraw_outputs(self, timeout_s: float) -> bool:
+        """Called after `forget`: send no more enriched records of those partitions, as the next owner sends newer ones.
+
+        Waits for those that are on their way. Returns false if some are left after `timeout_s`. With exactly_once they
+        are in transactions that are never committed.
+        """
+        is_present = self.ledger.is_present
+        return not isinstance(self.outbox, Outbox) or await self.outbox.withdraw(
+            lambda one: isinstance(one, Output) and not is_present(one.origin), AnswerDropped(), timeout_s
+        )
 
     # 8. Commit
 

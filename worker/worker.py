@@ -20,6 +20,7 @@ from penstock.worker.stop_signal import StopSignal, watched
 from penstock.worker.telemetry.traces import NO_TRACES, Traces
 
 _REBALANCE_S = 2.0  # in which requests may begin that wait for a batch. All other members of the group wait meanwhile
+_WITHDRAW_S = 4.0  # a member has 10 s beyond its drain; the last commit may take 3, and batches 2 to fail
 _DISCONNECT_S = 2.0
 LEAVE_S = LAST_COMMIT_S + _DISCONNECT_S  # after the drain: the longest that stopping takes without a broker
 
@@ -131,6 +132,8 @@ class Worker:
         give_up(path.dispatcher.take_back(sources, bulk_only=False, begun=True))
         await self._hand_over()
         path.forget(sources)
+        if not await path.withdraw_outputs(_WITHDRAW_S):
+            log.warning("outputs_on_their_way", consequence="they may arrive behind newer ones of their keys")
         path.dispatcher.resume()
 
     async def _finish(self, started: float, until: float, wait: Callable[[float], Awaitable[bool]]) -> None:

@@ -9,9 +9,9 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from aiokafka.errors import InvalidTimestampError, KafkaError
@@ -35,6 +35,7 @@ REFUSED = (*BAD_RECORD, *BAD_DESTINATION)
 _BATCH_BYTES = 960 * 1024  # below the usual message.max.bytes of a broker, 1 MiB
 _BATCH_RECORDS = 10_000
 _RETRY_S = 0.5
+_FAIL_S = 2.0  # in which a batch ends that was made to fail, and its producer is replaced
 
 log = structlog.get_logger("penstock.outbox")
 
@@ -47,8 +48,8 @@ class OutRecord:
     """One record to send.
 
     `done` is called on the event loop, once for each record. Its arguments are the records that share this callable and
-    ended together, and their outcome: None if they are acknowledged, else one of REFUSED, or a KafkaError that says
-    "This is a bug.". Only `Outbox.stop` drops a record without calling it.
+    ended together, and their outcome: None if they are acknowledged, else one of REFUSED, the error of
+    `Outbox.withdraw`, or a KafkaError that says "This is a bug.". Only `Outbox.stop` drops a record without calling it.
     """
 
     key: bytes | None
@@ -70,6 +71,13 @@ class OutRecord:
         return partition_for(self.key or b"", num_partitions)
 
 
+class _Withdrawal(NamedTuple):
+    """Records that are not to be sent any more."""
+
+    of: Callable[[OutRecord], bool]
+    error: KafkaError
+
+
 class Outbox:
     """Owner of one producer. `put` never blocks: callers bound the number of unacknowledged records."""
 
@@ -81,6 +89,9 @@ class Outbox:
         self._at_most: dict[Destination, int] = {}  # records a batch, where the broker has refused one for its size
         self._waiting: dict[Destination, deque[OutRecord]] = {}
         self._senders: dict[Destination, asyncio.Task[None]] = {}
+        self._sending: dict[Destination, int] = {}  # records of the batches that are on their way
+        self._withdrawn: dict[Destination, _Withdrawal] = {}  # until these batches end: some of their records
+        self._landed = asyncio.Event()  # one of those has ended
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -116,6 +127,33 @@ class Outbox:
         producer = self._producer.current
         return 0 if producer is None else len(producer.client.cluster.partitions_for_topic(topic) or ())
 
+    async def withdraw(self, is_gone: Callable[[OutRecord], bool], error: KafkaError, timeout_s: float) -> bool:
+        """Complete the queued records of which `is_gone` is true with this error, and send none of them any more.
+
+        Waits for batches with such records that are on their way. Those of a batch that fails are withdrawn, too.
+        Returns false if one had not ended after `timeout_s`: the producer's batches were then made to fail.
+        """
+        gone = _Withdrawal(is_gone, error)
+        for destination, waiting in list(self._waiting.items()):
+            num_sending = self._sending.get(destination, 0)
+            if any(map(is_gone, islice(waiting, num_sending))):
+                self._withdrawn[destination] = gone
+            _withdraw(waiting, num_sending, gone)
+        if await self._have_landed(timeout_s):
+            return True
+        if (producer := self._producer.current) is not None:
+            producer.fail_batches("Records of a batch were withdrawn.")
+            await self._have_landed(_FAIL_S)
+        return False
+
+    async def _have_landed(self, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._withdrawn:
+                    self._landed.clear()
+                    await self._landed.wait()
+        return not self._withdrawn
+
     async def flush(self) -> None:
         """Wait until all records, also those put meanwhile, are acknowledged or refused."""
         await self._idle.wait()
@@ -147,6 +185,9 @@ class Outbox:
         try:
             while waiting:
                 await self._send_some(destination, waiting)
+                if (gone := self._withdrawn.pop(destination, None)) is not None:
+                    _withdraw(waiting, 0, gone)
+                    self._landed.set()
         finally:
             del self._waiting[destination]
             del self._senders[destination]
@@ -193,6 +234,7 @@ class Outbox:
         size = fill(batch, waiting, at_most)
         try:
             if size:
+                self._sending[destination] = size
                 await producer.deliver(batch, topic, partition)
         except BAD_RECORD as error:
             if not is_of_records(error, list(waiting)[:size]):
@@ -209,6 +251,8 @@ class Outbox:
             _fail(waiting, size, error)
             await self._producer.replace(producer)
             return
+        finally:
+            self._sending.pop(destination, None)
         if at_most < _BATCH_RECORDS:
             # Grown slowly: each batch beyond the topic's limit costs a round trip.
             self._at_most[destination] = at_most + at_most // 8 + 1
@@ -247,6 +291,17 @@ def fill(batch: RecordBatch, waiting: deque[OutRecord], at_most: int) -> int:
         if size == 0:
             _fail(waiting, 1, error)
     return size
+
+
+def _withdraw(waiting: deque[OutRecord], num_kept: int, gone: _Withdrawal) -> None:
+    """Complete those behind the first `num_kept` that are gone."""
+    kept = list(islice(waiting, num_kept))
+    taken: deque[OutRecord] = deque()
+    for record in islice(waiting, num_kept, None):
+        (taken if gone.of(record) else kept).append(record)
+    waiting.clear()
+    waiting.extend(kept)
+    _complete(taken, len(taken), gone.error)
 
 
 def _complete(waiting: deque[OutRecord], count: int, error: KafkaError | None) -> None:

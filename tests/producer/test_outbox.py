@@ -17,6 +17,8 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from penstock.producer.aiokafka_internals.producer import FailoverProducer
@@ -488,3 +490,74 @@ async def test_a_failing_callback_does_not_block_the_others() -> None:
         await outbox.flush()
     assert results.of == [(b"1", None)]
     assert producer.sent["t", 0] == [[b"0", b"1"]]
+
+
+class Withdrawn(KafkaError):  # type: ignore[misc]  # aiokafka has no type information
+    """Of the records that a test withdraws."""
+
+
+# Of each batch of a partition: how many turns of the event loop it takes, and whether it is acknowledged.
+TURNS = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=30), TURNS, st.integers(0, 20))
+def test_what_is_withdrawn_is_not_sent_afterwards_and_all_else_is_in_order(
+    records: list[tuple[int, bool]], turns: list[tuple[int, bool]], num_turns: int
+) -> None:
+    """`records`: partition, and whether it is gone. `num_turns`: before the withdrawal."""
+    coming = iter(turns)
+
+    async def answer(values: list[bytes]) -> None:
+        wait, is_acknowledged = next(coming, (0, True))
+        for _ in range(wait):
+            await asyncio.sleep(0)
+        if not is_acknowledged:
+            raise KafkaError("failed")
+
+    gone = {b"%d" % n for n, (_, is_gone) in enumerate(records) if is_gone}
+
+    async def play() -> tuple[StandIn, Results]:
+        producer, results = StandIn(answer, room=4), Results()
+        async with outbox_over(producer) as outbox:
+            for n, (partition, _) in enumerate(records):
+                outbox.put("t", partition, [results.record(b"%d" % n)])
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            assert await outbox.withdraw(lambda one: one.value in gone, Withdrawn(), 60.0)
+            sent = {source: len(batches) for source, batches in producer.sent.items()}
+            assert gone <= {value for value, _ in results.of}
+            await outbox.flush()
+        later = [batch for source, batches in producer.sent.items() for batch in batches[sent.get(source, 0) :]]
+        assert gone.isdisjoint(value for batch in later for value in batch)
+        return producer, results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_RETRY_S", 0.0)
+        producer, results = asyncio.run(play())
+    ends = dict(results.of)
+    assert len(ends) == len(results.of) == len(records)
+    assert all(error is None or (value in gone and isinstance(error, Withdrawn)) for value, error in ends.items())
+    for partition in range(3):
+        values = [value for batch in producer.sent["t", partition] for value in batch]
+        expected = [b"%d" % n for n, (own, _) in enumerate(records) if own == partition]
+        assert values == [value for value in expected if ends[value] is None]
+
+
+async def test_a_batch_that_does_not_end_is_made_to_fail_and_its_records_are_withdrawn() -> None:
+    failed = asyncio.Event()
+
+    async def hang(values: list[bytes]) -> None:
+        await failed.wait()
+        raise KafkaError("made to fail")
+
+    hanging, producer, results = StandIn(hang, room=1), StandIn(accept), Results()
+    hanging.fail_all = lambda error: failed.set()  # type: ignore[method-assign]
+    async with outbox_over(hanging, producer) as outbox:
+        outbox.put("t", 0, [results.record(b"a"), results.record(b"b"), results.record(b"c")])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not await outbox.withdraw(lambda one: one.value != b"b", Withdrawn(), 0.01)
+        await outbox.flush()
+    assert sorted(results.refused) == [b"a", b"c"]
+    assert hanging.sent == {}
+    assert producer.sent == {("t", 0): [[b"b"]]}
