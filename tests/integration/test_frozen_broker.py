@@ -1,7 +1,9 @@
-"""A broker that hangs with its connections open: its successors take over while it hangs. Three real brokers."""
+"""A broker that hangs with its connections open, or is away: what goes on without it. Three real brokers."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from aiokafka.errors import KafkaError
 from penstock.ops.kafka import BrokerCluster, KafkaBroker
 from penstock.producer import Client
 from penstock.producer.wire.topics import request_topic
+from tests.engine.helpers import save_sentence_transformer
 from tests.integration.conftest import open_admin
+from tests.integration.test_routes import WORDS, Sent, read, send
 
 Unique = Callable[[str], str]
 StartWorker = Callable[..., Any]
@@ -104,3 +108,51 @@ async def coordinator(admin: AIOKafkaAdminClient, group: str) -> int | None:
     except KafkaError:  # the topic of commits is being created
         return None
     return number
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("routed")
+    save_sentence_transformer(directory, WORDS)
+    return directory / "model"
+
+
+async def test_outputs_that_wait_are_withdrawn_when_their_partitions_move(
+    cluster: BrokerCluster, unique: Unique, start_worker: StartWorker, model: Path
+) -> None:
+    """The output topic has no leader until two workers share the input. Each record comes out once, in its order."""
+    source, output, group = unique("orders"), unique("enriched"), unique("group")
+    async with open_admin(cluster) as admin, asyncio.timeout(300):
+        while (busy := await coordinator(admin, group)) is None:  # noqa: ASYNC110  # Kafka has no event
+            await asyncio.sleep(0.1)
+        others = [number for number in (1, 2, 3) if number != busy % 3 + 1]
+        places = {source: others, output: [busy % 3 + 1]}
+        topics = [
+            NewTopic(topic, -1, -1, replica_assignments=dict.fromkeys(range(4), own)) for topic, own in places.items()
+        ]
+        await admin.create_topics(topics)
+    settings = {
+        "model": model,
+        "served_name": unique("routed"),
+        "group_id": group,
+        "input_topic": source,
+        "output_topic": output,
+        "text": "text",
+        "drain_s": 1,
+    }
+    first, leader = await start_worker(cluster, **settings).ready(), cluster.nodes[busy % 3]
+    await asyncio.to_thread(leader.kill)
+    values = [b'{"n": %d, "text": "w%d"}' % (n, n % 30) for n in range(300)]
+    healthy = cluster.nodes[busy - 1]
+    await send(healthy, source, [Sent(b"k%d" % (n % 20), value) for n, value in enumerate(values)])
+    await first.event("batch_done")
+    second = await start_worker(cluster, **settings).ready()
+    await first.event("outputs_on_their_way")
+    await asyncio.to_thread(leader.start)
+    enriched = await read(first, healthy, output, len(values))
+    await first.stop()
+    await second.stop()
+    assert sorted(json.loads(one.value)["n"] for one in enriched) == list(range(len(values)))
+    for key in {one.key for one in enriched}:
+        numbers = [json.loads(one.value)["n"] for one in enriched if one.key == key]
+        assert numbers == sorted(numbers)

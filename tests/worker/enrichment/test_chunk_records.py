@@ -167,6 +167,16 @@ async def test_a_new_assignment_reads_what_other_workers_have_written_meanwhile(
     assert compacted(written) == {}
 
 
+async def test_a_lower_bound_that_a_former_owner_writes_late_lowers_none() -> None:
+    log, written = Log(), list[ChunkOutput]()
+    former, owner = Owner(Reader(log), written), Owner(Reader(log), written)
+    await former.send([output(b"a", 0, 1)])
+    await owner.send([output(b"a", 1, 16)])
+    await former.send([output(b"a", 2, 3)])
+    await Owner(Reader(log), written).send([output(b"a", 3, 0)])
+    assert compacted(written) == {}
+
+
 async def test_a_topic_with_other_records_is_no_topic_of_bounds() -> None:
     log = Log()
     log.append([b"a key of something else"])
