@@ -1,7 +1,7 @@
 """A topic whose results get the revision of their model later: a compatible schema, in every kind of a registry."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.json_format import MessageToDict
 
-from penstock.ops.kafka import KafkaBroker, RegistryServer
+from penstock.ops.kafka import KafkaBroker
 from penstock.worker.routes.protobuf_schema import compiled, message_class
 from tests.engine.helpers import save_sentence_transformer
 from tests.integration.conftest import StartWorker, Unique
@@ -65,12 +65,6 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def registry() -> Iterator[RegistryServer]:
-    with RegistryServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("routed")
     save_sentence_transformer(directory, WORDS)
@@ -80,7 +74,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.record_format)
 async def test_records_with_and_without_the_revision_are_read_by_one_reader(
     kafka: KafkaBroker,
-    registry: RegistryServer,
+    registry_url: str,
+    registry: SchemaRegistryClient,
     unique: Unique,
     start_worker: StartWorker,
     model: Path,
@@ -95,23 +90,22 @@ async def test_records_with_and_without_the_revision_are_read_by_one_reader(
         "text": "text",
         "result_field": "vector",
         "record_format": kind.record_format,
-        "schema_registry_url": registry.url,
+        "schema_registry_url": registry_url,
     }
-    with SchemaRegistryClient({"url": registry.url}) as client:
-        serialize, order = kind.writer(client)
-        value = serialize(order, SerializationContext(source, MessageField.VALUE))
-        for count, more in enumerate([{}, {"revision_field": "vector_revision"}], 1):
-            await send(kafka, source, [Sent(b"k", value)])
-            worker = start_worker(kafka, **settings, **more)
-            found = await read(worker, kafka, output, count)
-            await worker.stop()
-            if count == 1 and kind.record_format != "protobuf":  # this registry's rule fails for descriptors
-                client.set_compatibility(f"{output}-value", "BACKWARD")
-        latest = client.get_latest_version(f"{output}-value")
-        deserialize = kind.reader(client, latest.schema.schema_str or "")
-        context = SerializationContext(output, MessageField.VALUE)
-        old, new = [kind.document(deserialize(record.value, context)) for record in found]
-        assert latest.version == 2
+    serialize, order = kind.writer(registry)
+    value = serialize(order, SerializationContext(source, MessageField.VALUE))
+    for count, more in enumerate([{}, {"revision_field": "vector_revision"}], 1):
+        await send(kafka, source, [Sent(b"k", value)])
+        worker = start_worker(kafka, **settings, **more)
+        found = await read(worker, kafka, output, count)
+        await worker.stop()
+        if count == 1 and kind.record_format != "protobuf":  # this registry's rule fails for descriptors
+            registry.set_compatibility(f"{output}-value", "BACKWARD")
+    latest = registry.get_latest_version(f"{output}-value")
+    deserialize = kind.reader(registry, latest.schema.schema_str or "")
+    context = SerializationContext(output, MessageField.VALUE)
+    old, new = [kind.document(deserialize(record.value, context)) for record in found]
+    assert latest.version == 2
     assert old["vector"] == new["vector"]
     assert old.get("vector_revision") is None
     assert new["vector_revision"] == f"minilm@{dict(found[1].headers)['penstock-revision'].decode()}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
-from penstock.ops.kafka import KafkaBroker, RegistryServer
+from penstock.ops.kafka import KafkaBroker
 from tests.engine.generation.helpers import expected, save_seq2seq
 from tests.engine.helpers import save_classifier, save_tagger
 from tests.integration.conftest import StartWorker, Unique
@@ -29,20 +29,18 @@ TEXT = {
 class Enriched:
     """What comes out of a route into which texts go, one a record. With a registry the records are Avro."""
 
-    def __init__(
-        self, kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, registry: RegistryServer | None
-    ) -> None:
+    def __init__(self, kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, registry_url: str | None) -> None:
         self._kafka, self._unique, self._start = kafka, unique, start_worker
-        self._registry = registry
+        self._registry_url = registry_url
 
     async def results(self, model: Path, texts: Sequence[str], **settings: Any) -> list[Any]:
         """The result of each text. All else of the records is as it was."""
         source, output = await make_topic(self._kafka, self._unique("texts")), self._unique("enriched")
         documents = [{"n": n, "text": text} for n, text in enumerate(texts)]
-        if self._registry is None:
+        if self._registry_url is None:
             return await self._sent(source, output, documents, settings | {"model": model})
-        with SchemaRegistryClient({"url": self._registry.url}) as client:
-            of_registry = {"model": model, "record_format": "avro", "schema_registry_url": self._registry.url}
+        with SchemaRegistryClient({"url": self._registry_url}) as client:
+            of_registry = {"model": model, "record_format": "avro", "schema_registry_url": self._registry_url}
             orders = Orders(client, source, output, TEXT)
             return await self._sent(source, output, documents, settings | of_registry, orders)
 
@@ -75,16 +73,10 @@ class Enriched:
         return results
 
 
-@pytest.fixture(scope="module")
-def registry() -> Iterator[RegistryServer]:
-    with RegistryServer() as server:
-        yield server
-
-
 @pytest.fixture(params=["json", "avro"])
 def enriched(kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, request: pytest.FixtureRequest) -> Enriched:
-    server = request.getfixturevalue("registry") if request.param == "avro" else None
-    return Enriched(kafka, unique, start_worker, server)
+    url = request.getfixturevalue("registry_url") if request.param == "avro" else None
+    return Enriched(kafka, unique, start_worker, url)
 
 
 async def test_texts_are_scored_against_the_query_as_a_cross_encoder_scores_them(

@@ -35,9 +35,9 @@ _NAMES = """
     overloaded padded padded_tokens padding_avoided partition partitions path pause_s pid port position predicted_s
     prediction_error_p50 prediction_error_p95 prefix queued_sequences queued_tokens raised_at reason records refused
     refused_after_s rejected replaced_by restart_in_s retry_s revision routes rows runs sample sasl_mechanism
-    schedule_ms seconds security_protocol sequences service.instance.id service.name service.version shape signal silent_s
-    span_id standbys suppressed tasks texts timestamp timings tokenize_ms tokens topic topics total_ms trace_flags
-    trace_id traceparent trigger unanswered_s unfinished uptime_s url us_per_token warm_up_s worker
+    schedule_ms seconds security_protocol sequences service.instance.id service.name service.version shape signal
+    silent_s span_id standbys suppressed tasks texts timestamp timings tokenize_ms tokens topic topics total_ms
+    trace_flags trace_id traceparent trigger unanswered_s unfinished uptime_s url us_per_token warm_up_s worker
 """
 EVENT_FIELDS = frozenset(_NAMES.split())
 

@@ -30,14 +30,19 @@ class Desk:
         self.outcomes: Counter[str] = Counter()
         self.held = Backpressure(8)
         self.arrived = asyncio.Event()
-        metrics: Any = SimpleNamespace(count=lambda *_: None, count_route=self._count)
+        metrics: Any = SimpleNamespace(count=lambda *_: None, count_route=self._count, show_route_age=lambda *_: None)
         delivery = Delivery(self, self.held, self._finish, lambda _: None, lambda *_: None, "group", 0)
-        self.outputs = OutputDelivery(self, self.held, self._finish, metrics, delivery)
-        self.outputs.add_chunks("out", ChunkBounds(Reader(Log())), lambda record: record.epoch == 0)
+        self.outputs = OutputDelivery(
+            self, self.held, self._finish, lambda record: record.epoch == 0, metrics, delivery
+        )
+        self.outputs.add_chunks("out", ChunkBounds(Reader(Log())))
 
     def put(self, topic: str, partition: int | None, records: Sequence[OutAnswer]) -> None:
         self.sent.setdefault(topic, []).extend(records)
         self.arrived.set()
+
+    async def partitions(self, topic: str) -> int:
+        return 1
 
     def _finish(self, records: Sequence[PendingRecord]) -> None:
         self.finished += [record.original.offset for record in records]
@@ -48,7 +53,7 @@ class Desk:
 
     async def send(self, record: PendingRecord, num_chunks: int) -> list[OutAnswer]:
         chunks = [b"chunk"] * num_chunks
-        self.outputs.send([self.outputs.output(record, "out", None, [], is_enriched=True, chunks=chunks)])
+        self.outputs.send([self.outputs.output(record, "out", None, [], "ok", chunks)])
         await self.arrived.wait()
         return self.sent.pop("out", [])
 
