@@ -22,10 +22,12 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from penstock.ops.cli.dead_letters.dead_letter import DeadLetter
 from penstock.ops.demo.demo_model import model_directory
 from penstock.ops.kafka import BrokerCluster, KafkaBroker
+from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.codec import encode_request
 from penstock.producer.wire.headers import CORRELATION_ID, DEADLINE_MS, REPLY_TOPIC
 from penstock.producer.wire.messages import Request, join_tokens
 from penstock.producer.wire.topics import dead_letter_topic, request_topic
+from penstock.worker.kafka.fetching.group import evict
 from tests.integration.schema_registry import shared_registry
 from tests.log_events import unlisted_in
 
@@ -248,11 +250,21 @@ async def letters_of(broker: KafkaBroker, topic: str, count: int) -> list[DeadLe
 
 async def only_member(broker: KafkaBroker, group: str) -> str:
     """The id of a group's only member; whoever evicts it when it is killed need not wait for the session's 10 s."""
+    (member,) = await _members_of(broker, group)
+    return member
+
+
+async def evict_members(broker: KafkaBroker, group: str) -> None:
+    """Tell a group that all its members were killed, as a supervisor does: the next need not wait for their session."""
+    for member in await _members_of(broker, group):
+        await evict(KafkaCluster(broker.bootstrap_servers), group, member)
+
+
+async def _members_of(broker: KafkaBroker, group: str) -> list[str]:
     async with open_admin(broker) as admin:
         (answer,) = await admin.describe_consumer_groups([group])
     (described,) = answer.groups
-    (member,) = described[5]
-    return str(member[0])
+    return [str(member[0]) for member in described[5]]
 
 
 @pytest.fixture(scope="session")

@@ -24,18 +24,18 @@ DELAY_MS = 2000  # of requests on other partitions, from the broker to the answe
 MOST_DELAYED = 20  # requests: a machine that stands still delays those that are under way, a bomb 50 a second
 
 
-async def send_bombs(kafka: KafkaBroker, topic: str, partition: int) -> None:
+async def send_bombs(kafka: KafkaBroker, topic: str, partition: int, copies: int) -> None:
     """Send every bomb, from a thread, as the compression would stop this event loop."""
-    await asyncio.to_thread(asyncio.run, _send_bombs(kafka, topic, partition))
+    await asyncio.to_thread(asyncio.run, _send_bombs(kafka, topic, partition, copies))
 
 
-async def _send_bombs(kafka: KafkaBroker, topic: str, partition: int) -> None:
+async def _send_bombs(kafka: KafkaBroker, topic: str, partition: int, copies: int) -> None:
     for codec, size in BOMBS.items():
         producer = AIOKafkaProducer(
             bootstrap_servers=kafka.bootstrap_servers, compression_type=codec, max_request_size=2 * size
         )
         async with producer:
-            for _ in range(COPIES):
+            for _ in range(copies):
                 await producer.send_and_wait(topic, bytes(size), partition=partition)
 
 
@@ -87,7 +87,7 @@ async def test_bombs_become_dead_letters_and_other_partitions_are_answered_meanw
                     answered_at[dict(record.headers)[CORRELATION_ID]] = record.timestamp
 
             taking = asyncio.create_task(take_replies())
-            await send_bombs(kafka, topic, 0)
+            await send_bombs(kafka, topic, 0, COPIES)
             num_bombs = COPIES * len(BOMBS)
             async with asyncio.timeout(300):
                 while (await committed(kafka, f"penstock.{model}")).get(TopicPartition(topic, 0), 0) < num_bombs:  # noqa: ASYNC110
@@ -122,8 +122,8 @@ async def test_a_client_skips_bombs_on_its_reply_partition(
     async with Client(**settings, timeout_s=300) as client:  # type: ignore[arg-type]
         await worker.ready()
         with capture_logs() as logs:
-            await send_bombs(kafka, replies, client._exchange._inbox.partition)
+            await send_bombs(kafka, replies, client._exchange._inbox.partition, 1)
             answer = await client.request(Request(model, "embed", join_tokens([[7, 8]])))
         assert answer.vectors is not None
         assert answer.vectors[0].tolist() == [2, 7, 8, 15]
-    assert [log["event"] for log in logs].count("batch_unreadable") == COPIES * len(BOMBS)
+    assert [log["event"] for log in logs].count("batch_unreadable") == len(BOMBS)

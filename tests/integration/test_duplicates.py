@@ -13,7 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.worker.kafka.progress import commit_metadata
-from tests.integration.conftest import Committed, StartWorker, Unique, open_admin, reader_of
+from tests.integration.conftest import Committed, StartWorker, Unique, evict_members, open_admin, reader_of
 
 BEHIND = 300  # records behind the slow head of line, in its partition
 
@@ -74,6 +74,7 @@ async def test_a_member_killed_behind_a_slow_head_of_line_leaves_one_duplicate(
         assert commit.offset == 0
         first.process.kill()
         await first.exit_code()
+        await evict_members(kafka, group)
         second = start_worker(kafka, served_name=model)
         restored = await second.event("answered_by_last_owner")
         assert (restored["offset"], restored["records"]) == (0, BEHIND)

@@ -8,7 +8,7 @@ import msgpack
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.ops.kafka import KafkaBroker
-from tests.integration.conftest import Committed, StartWorker, Unique, letters_of, reader_of
+from tests.integration.conftest import Committed, StartWorker, Unique, evict_members, letters_of, reader_of
 from tests.integration.echo_worker import KILLER
 
 NUM_GOOD = 60
@@ -43,6 +43,7 @@ async def test_a_record_that_ends_three_workers_is_quarantined_and_all_others_ar
                     for record in records:
                         answers[dict(record.headers)["kafka_correlationId"]] = msgpack.unpackb(record.value)
                 if workers[-1].process.poll() is not None:  # as a supervisor, here or on another machine
+                    await evict_members(kafka, group)
                     workers.append(start_worker(kafka, served_name=model))
         assert [number for number, answer in answers.items() if not answer["ok"]] == [b"%d" % (NUM_GOOD // 2)]
         assert "ended 3 workers" in answers[b"%d" % (NUM_GOOD // 2)]["error"]["message"]
