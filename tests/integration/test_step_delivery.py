@@ -11,14 +11,12 @@ import pytest
 
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client
-from penstock.producer.transport.cluster import KafkaCluster
 from penstock.producer.wire.codec import decode_reply
 from penstock.producer.wire.headers import PARTIAL
 from penstock.producer.wire.messages import ErrorReply
 from penstock.producer.wire.topics import request_topic
-from penstock.worker.kafka.fetching.group import evict
 from tests.engine.generation.helpers import expected, save_seq2seq, sources
-from tests.integration.conftest import StartWorker, Unique, only_member, reader_of
+from tests.integration.conftest import StartWorker, Unique, evict_members, reader_of
 
 Ask = Callable[[KafkaBroker, str], Any]  # the fixtures `committed` and `count_records`
 
@@ -122,7 +120,7 @@ async def test_a_stream_goes_on_when_its_worker_is_killed_and_is_answered_once(
         async for row in client.stream(ids=source, do_sample=True, **LONG):
             if not lengths:
                 worker.process.kill()
-                await evict(KafkaCluster(kafka.bootstrap_servers), group, await only_member(kafka, group))
+                await evict_members(kafka, group)
                 assert sum((await committed(kafka, f"penstock.{model}")).values()) == 0
                 successor = start_worker(kafka, **settings)
             assert row.tokens[: len(tokens)] == tokens
