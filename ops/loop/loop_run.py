@@ -125,6 +125,7 @@ class LoopRun:
             "delivery": "exactly_once",
             "dtype": "float32",
             "cost-path": self._folder / "costs.sqlite",
+            "cache-path": self._folder / "answers.sqlite",
             "log-format": "json",
             **ROUTE,
         }

@@ -8,14 +8,15 @@ from penstock.ops.loop.postgres import USER
 
 PREFIX = "shop"
 SOURCE_TABLE, TARGET_TABLE = "articles", "vectors"
-COLUMNS = ("id", "title", "body", "views")  # of both tables; the target has `embedding` too
+COLUMNS = ("id", "title", "body", "views")  # of both tables; the target has the two of the result too
 INPUT_TOPIC, OUTPUT_TOPIC = f"{PREFIX}.public.{SOURCE_TABLE}", "articles.enriched"
-RESULT = "embedding"
+RESULT, REVISION = "embedding", "embedding_revision"
 ROUTE = {
     "input-topic": INPUT_TOPIC,
     "output-topic": OUTPUT_TOPIC,
     "text": "/after/body",
     "result-field": f"/after/{RESULT}",
+    "revision-field": f"/after/{REVISION}",
     "task": "embed",
     "missing-text": "null",  # an upsert without the column would leave the vector of the text before
 }
@@ -61,7 +62,7 @@ def sink_config(port: int) -> Mapping[str, str]:
         "primary.key.mode": "record_key",
         "primary.key.fields": "id",
         "collection.name.format": f"public.{TARGET_TABLE}",
-        "field.include.list": ",".join(f"{OUTPUT_TOPIC}:{name}" for name in (*COLUMNS, RESULT)),
+        "field.include.list": ",".join(f"{OUTPUT_TOPIC}:{name}" for name in (*COLUMNS, RESULT, REVISION)),
         "schema.evolution": "none",
         "consumer.override.isolation.level": "read_committed",
         "consumer.override.auto.offset.reset": "earliest",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
-from penstock.ops.loop.loop_settings import COLUMNS, RESULT, SOURCE_TABLE, TARGET_TABLE
+from penstock.ops.loop.loop_settings import COLUMNS, RESULT, REVISION, SOURCE_TABLE, TARGET_TABLE
 
 # Debezium has a text that is stored out of line, and that an update of another column leaves as it was, only where the
 # replica identity is full. PostgreSQL looks for what to store so in rows of two kilobytes: those with notes.
@@ -19,12 +19,14 @@ ALTER TABLE {SOURCE_TABLE} REPLICA IDENTITY FULL;
 """
 _TARGET = """
 CREATE EXTENSION vector;
-CREATE TABLE {table} (id bigint PRIMARY KEY, title text, body text, views integer, {result} vector({dimension}));
+CREATE TABLE {table} (
+    id bigint PRIMARY KEY, title text, body text, views integer, {result} vector({dimension}), {revision} text
+);
 """
 _DIFFERENT = f"""
 SELECT coalesce(a.id, v.id) FROM {SOURCE_TABLE} a FULL JOIN {TARGET_TABLE} v USING (id)
 WHERE ({", ".join(f"a.{name}" for name in COLUMNS)}) IS DISTINCT FROM ({", ".join(f"v.{name}" for name in COLUMNS)})
-   OR (a.body IS NULL) <> (v.{RESULT} IS NULL)
+   OR (a.body IS NULL) <> (v.{RESULT} IS NULL) OR (a.body IS NULL) <> (v.{REVISION} IS NULL)
 ORDER BY 1
 """
 _LONG_CHARS = 190
@@ -35,11 +37,11 @@ _COMMIT_EVERY = 20
 def create_tables(source: psycopg.Connection, dimension: int) -> None:
     """Create both tables, empty."""
     source.execute(_SOURCE)
-    source.execute(_TARGET.format(table=TARGET_TABLE, result=RESULT, dimension=dimension))
+    source.execute(_TARGET.format(table=TARGET_TABLE, result=RESULT, revision=REVISION, dimension=dimension))
 
 
 def different_rows(connection: psycopg.Connection) -> list[int]:
-    """The ids of rows that one table lacks or has otherwise, or whose vector is missing, or has no text."""
+    """The ids of rows that one table lacks or has otherwise, or whose vector or revision is missing, or has no text."""
     return [found for (found,) in connection.execute(_DIFFERENT)]
 
 

@@ -11,7 +11,7 @@ import psycopg
 
 from penstock.engine.types import Float32Array
 from penstock.ops.bench.load.records import Record
-from penstock.ops.loop.loop_settings import RESULT, TARGET_TABLE
+from penstock.ops.loop.loop_settings import RESULT, REVISION, TARGET_TABLE
 
 _SHOWN = 5
 _MOST_ERROR = 1e-4  # of a component, and of a distance: two programs that compute in float32
@@ -33,7 +33,8 @@ class Verdict:
     def check_records(self, inputs: Iterable[Record], outputs: Iterable[Record]) -> None:
         """Of each key, the output topic has each record of the input topic once, in order, with nothing changed.
 
-        Key, headers and time are as they were, and so is the value, but for the vector and its line in the schema.
+        Key, headers and time are as they were, and so is the value, but for the vector, its revision, and both in the
+        schema.
         """
         before, after = _by_key(inputs), _by_key(outputs)
         self.figures["input_records"] = sum(map(len, before.values()))
@@ -87,6 +88,6 @@ def _is_enriched(before: Record, after: Record) -> bool:
         return kept and before.value is after.value
     old, new = json.loads(before.value), json.loads(after.value)
     row = new["payload"]["after"] or {}
-    vector = row.pop(RESULT, None)
+    added = row.pop(RESULT, None), row.pop(REVISION, None)
     has_text = bool(row) and row["body"] is not None
-    return kept and old["payload"] == new["payload"] and (vector is not None) == has_text
+    return kept and old["payload"] == new["payload"] and all((value is not None) == has_text for value in added)

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from penstock.ops.demo.banking77 import read_messages
-from penstock.ops.loop.loop_settings import COLUMNS, RESULT, SOURCE_TABLE, TARGET_TABLE
+from penstock.ops.loop.loop_settings import COLUMNS, RESULT, REVISION, SOURCE_TABLE, TARGET_TABLE
 from penstock.ops.loop.postgres import PostgresServer
 from penstock.ops.loop.tables import SourceWriter, create_tables, different_rows
 from penstock.ops.loop.verdict import Verdict
@@ -15,7 +15,8 @@ from penstock.ops.loop.verdict import Verdict
 pytestmark = pytest.mark.slow
 
 _NAMES = ", ".join(COLUMNS)
-_COPY = f"INSERT INTO {TARGET_TABLE} SELECT {_NAMES}, CASE WHEN body IS NULL THEN NULL ELSE '[1,2]'::vector END"
+_RESULT = "CASE WHEN body IS NULL THEN NULL ELSE '[1,2]'::vector END, CASE WHEN body IS NULL THEN NULL ELSE 'm@1' END"
+_COPY = f"INSERT INTO {TARGET_TABLE} SELECT {_NAMES}, {_RESULT}"
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,7 @@ def test_some_texts_are_stored_out_of_line(tables: psycopg.Connection) -> None:
         f"DELETE FROM {SOURCE_TABLE} WHERE id = %s",
         f"UPDATE {TARGET_TABLE} SET body = 'otherwise' WHERE id = %s",
         f"UPDATE {TARGET_TABLE} SET {RESULT} = NULL WHERE id = %s",
+        f"UPDATE {TARGET_TABLE} SET {REVISION} = NULL WHERE id = %s",
     ],
 )
 def test_a_row_that_differs_is_named(tables: psycopg.Connection, change: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.ops.bench.load.records import Record
-from penstock.ops.loop.loop_settings import RESULT
+from penstock.ops.loop.loop_settings import RESULT, REVISION
 from penstock.ops.loop.verdict import Verdict
 
 Change = Callable[[list[Record]], list[Record]]
@@ -28,7 +28,7 @@ def enriched(before: Record) -> Record:
     headers = [*before.headers, ("model", b"a model")]
     if before.value is None or not (row := json.loads(before.value)["payload"]["after"]) or row["body"] is None:
         return before._replace(topic="out", headers=headers)
-    return with_row(before._replace(topic="out", headers=headers), **{RESULT: [0.5, 0.25]})
+    return with_row(before._replace(topic="out", headers=headers), **{RESULT: [0.5, 0.25], REVISION: "m@1"})
 
 
 def with_row(before: Record, **changes: Any) -> Record:
@@ -73,11 +73,23 @@ def test_the_order_of_different_keys_is_free() -> None:
             lambda records: [records[0], with_row(records[1], **{RESULT: [0.5]}), *records[2:]],
             "changed_or_out_of_order",
         ),
+        (lambda records: [with_row(records[0], **{REVISION: None}), *records[1:]], "changed_or_out_of_order"),
         (lambda records: [records[0]._replace(timestamp=2), *records[1:]], "changed_or_out_of_order"),
         (lambda records: [records[0]._replace(headers=()), *records[1:]], "changed_or_out_of_order"),
         (lambda records: [*records[:-1], records[-1]._replace(value=b"null")], "changed_or_out_of_order"),
     ],
-    ids=["lost", "doubled", "order", "row", "no vector", "a vector of no text", "time", "headers", "no tombstone"],
+    ids=[
+        "lost",
+        "doubled",
+        "order",
+        "row",
+        "no vector",
+        "a vector of no text",
+        "no revision",
+        "time",
+        "headers",
+        "no tombstone",
+    ],
 )
 def test_a_broken_promise_is_a_complaint(change: Change, complaint: str) -> None:
     assert complaints(change([enriched(one) for one in INPUTS])) == {complaint}
