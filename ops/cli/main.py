@@ -40,7 +40,8 @@ FOLDERS = {
     "checks": ("check", "config", "convert", "drift", "parity"),
     "planning": ("calibrate", "capacity"),
     "workers": ("worker", "top", "logs"),
-    "dead_letters": ("dlq", "replay"),
+    "dead_letters": ("dlq",),
+    "replays": ("replay",),
     "development": ("demo", "broker", "asyncapi"),
 }
 _BENCH = "penstock.ops.bench"  # part of a checkout, not of the wheel

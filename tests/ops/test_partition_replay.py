@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ops.cli.route_replays.partition_replay import InputRecord, PartitionReplay
+from penstock.ops.cli.replays.partition_replay import InputRecord, PartitionReplay
 
 
 class Record(NamedTuple):

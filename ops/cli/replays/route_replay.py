@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.ops.cli.dead_letters.record_sender import RecordSender
 from penstock.ops.cli.dead_letters.topic_reader import TopicReader
-from penstock.ops.cli.route_replays.group_progress import GroupProgress
-from penstock.ops.cli.route_replays.partition_replay import InputRecord, PartitionReplay
+from penstock.ops.cli.replays.group_progress import GroupProgress
+from penstock.ops.cli.replays.partition_replay import InputRecord, PartitionReplay
 from penstock.ops.cli.terminal import say
 from penstock.producer.aiokafka_internals.lenient_records import UNREADABLE
 from penstock.producer.aiokafka_internals.record_batches import UNREADABLE_BATCH

@@ -11,9 +11,9 @@ from penstock.ops.cli.checks.progress_bar import progress_bar
 from penstock.ops.cli.dead_letters.record_sender import RecordSender, open_sender
 from penstock.ops.cli.dead_letters.replayer import check_range
 from penstock.ops.cli.dead_letters.topic_reader import TopicReader, open_reader
-from penstock.ops.cli.route_replays.group_progress import GroupProgress, open_progress
-from penstock.ops.cli.route_replays.partition_replay import PartitionReplay
-from penstock.ops.cli.route_replays.route_replay import ReplayTopics, RouteReplay
+from penstock.ops.cli.replays.group_progress import GroupProgress, open_progress
+from penstock.ops.cli.replays.partition_replay import PartitionReplay
+from penstock.ops.cli.replays.route_replay import ReplayTopics, RouteReplay
 from penstock.ops.cli.terminal import EXIT_PROBLEM, BadUsage, say
 from penstock.producer.settings import KafkaSettings
 from penstock.producer.transport.cluster import KafkaCluster

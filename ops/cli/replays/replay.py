@@ -9,7 +9,7 @@ import typer
 from penstock.ops.cli.dead_letters.record_sender import open_sender
 from penstock.ops.cli.dead_letters.replayer import Execute, Replayer, ReplayOptions
 from penstock.ops.cli.dead_letters.topic_reader import open_reader
-from penstock.ops.cli.route_replays.command import RecordRange, RouteOptions, replay_route
+from penstock.ops.cli.replays.route_command import RecordRange, RouteOptions, replay_route
 from penstock.ops.cli.setting_options import takes
 from penstock.ops.cli.terminal import BadUsage, narrate_logs
 from penstock.producer.settings import KafkaSettings

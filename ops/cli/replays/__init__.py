@@ -1,0 +1,1 @@
+"""`penstock replay`: records are sent again, and those of a route enriched again beside live ones."""
