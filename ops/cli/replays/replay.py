@@ -44,9 +44,10 @@ def replay(
     of its own: a reader that trusts the senders can tell by it that two answers are to one record.
     `penstock dlq replay` sends dead letters again.
 
-    Of a route, the newest record of each key, and all without keys, are enriched again beside live ones, by workers
-    with --accept-replays. It ends when the group has finished them, and each key has the result of its newest record.
-    After an interruption, --resume goes on.
+    Of a route, the newest record of each key, and all without keys, are
+    enriched again beside live ones, by workers with --accept-replays. The
+    command ends when their group has finished them, and each key has the
+    result of its newest record. After an interruption, --resume goes on.
 
     Exit code 1: there is no record, or the broker refused some. 2: there is no such topic or partition.
     """

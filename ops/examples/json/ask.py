@@ -30,7 +30,8 @@ async def ask(servers: str, model: str, request: dict[str, Any]) -> dict[str, An
         await producer.send_and_wait(f"penstock.requests.{model}", json.dumps(request).encode(), headers=headers)
         async for record in replies:
             if dict(record.headers).get("kafka_correlationId") == call:
-                return json.loads(record.value)
+                reply: dict[str, Any] = json.loads(record.value)
+                return reply
     raise AssertionError("The consumer has ended.")
 
 
