@@ -1,13 +1,16 @@
 """What a consumer group has finished of a topic."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError
 
 from penstock.producer.aiokafka_internals.admin import FailoverAdmin
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
+from penstock.producer.transport.connection import BACKOFF_MS
 
 
 class GroupProgress:
@@ -20,14 +23,26 @@ class GroupProgress:
     async def committed(self, topic: str, num_partitions: int) -> Sequence[int]:
         """The offset of each partition before which the group has finished all; 0 where it has committed none."""
         sources = [TopicPartition(topic, partition) for partition in range(num_partitions)]
-        try:
-            async with self._cluster.patience():
-                found = await self._admin.list_consumer_group_offsets(self.group_id, partitions=sources)
-        except GroupAuthorizationFailedError as error:
-            raise KafkaRefused(
-                f"Kafka denies the group {self.group_id}. Its user needs the ACL DESCRIBE on it."
-            ) from error
+        async with self._cluster.patience():
+            found = await self._offsets(sources)
         return [max(0, found[source].offset) for source in sources]
+
+    async def _offsets(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Any]:
+        while True:
+            try:
+                found: Mapping[TopicPartition, Any] = await self._admin.list_consumer_group_offsets(
+                    self.group_id, partitions=sources
+                )
+            except GroupAuthorizationFailedError as error:
+                raise KafkaRefused(
+                    f"Kafka denies the group {self.group_id}. Its user needs the ACL DESCRIBE on it."
+                ) from error
+            except KafkaError as error:  # no coordinator yet, another one, or none that answers
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(BACKOFF_MS / 1e3)
+            else:
+                return found
 
 
 @asynccontextmanager
