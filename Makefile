@@ -3,6 +3,7 @@ PYTHON ?= python3
 SEED ?= 1
 MINUTES ?= 10
 DELIVERY ?= at_least_once
+LOAD ?= requests
 ROWS ?= 10000
 KILLS ?= 2
 TRAIN_CSV ?= train.csv
@@ -31,7 +32,7 @@ help:
 	@echo 'make bench-pipeline'
 	@echo '                 workers behind Kafka, beside the engine alone'
 	@echo 'make bench-serve what each batching policy answers in time, through Kafka'
-	@echo 'make chaos       faults against brokers, workers and clients, and a check of every record: SEED= MINUTES= DELIVERY='
+	@echo 'make chaos       faults against brokers, workers and clients, and a check of every record: SEED= MINUTES= DELIVERY= LOAD=routes'
 	@echo 'make fuzz        a million inputs to the decoders: SEED='
 	@echo 'make loop        PostgreSQL, Debezium, a worker that is killed, the JDBC sink, pgvector: do both tables agree: ROWS= KILLS= SEED='
 	@echo 'make figures     the tables of README.md and the notes, from the kept benchmark runs'
@@ -76,7 +77,7 @@ bench-serve: $(INSTALLED)
 	$(BIN)/penstock bench serving-kafka
 
 chaos: $(INSTALLED)
-	$(BIN)/penstock bench chaos --seed $(SEED) --minutes $(MINUTES) --delivery $(DELIVERY)
+	$(BIN)/penstock bench chaos --seed $(SEED) --minutes $(MINUTES) --delivery $(DELIVERY) --load $(LOAD)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.million --seed $(SEED)

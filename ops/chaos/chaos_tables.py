@@ -71,8 +71,9 @@ def _beside_each_other(rows: list[tuple[str, Callable[[Report], Any]]], root: Pa
 
 
 def _newest(root: Path) -> list[Run]:
-    """The newest run of each delivery mode, on any machine."""
-    runs = [run for machine in machines(_SUITE, root) for run in kept_runs(_SUITE, machine, root)]
+    """The newest run of each delivery mode with requests, on any machine."""
+    kept = [run for machine in machines(_SUITE, root) for run in kept_runs(_SUITE, machine, root)]
+    runs = [run for run in kept if _report(run)["settings"].get("load") != "routes"]
     runs.sort(key=lambda run: str(run.record["started"]))
     found = {_report(run)["settings"]["delivery"]: run for run in runs}
     return [found[chosen] for chosen in sorted(found)]

@@ -22,9 +22,8 @@ from confluent_kafka import Consumer, Producer
 
 from penstock.ops.bench.contestants.faststream import SUBSCRIBER, encoder
 
-GROUP = "plain-pipeline"
 MAX_RECORDS = 256  # of a batch of FastStream: four times what a padded batch has, so that sorting pays
-_COMMIT_EVERY, _AT_ONCE, _POLL_S = 1000, 64, 0.05
+_AT_ONCE, _POLL_S = 64, 0.05
 
 
 async def faststream(bootstrap_servers: str, topics: tuple[str, str], model: dict[str, Any]) -> None:
@@ -45,7 +44,7 @@ async def faststream(bootstrap_servers: str, topics: tuple[str, str], model: dic
         source,
         batch=True,
         max_records=MAX_RECORDS,
-        group_id=GROUP,
+        group_id=source,
         auto_offset_reset="earliest",
         ack_policy=AckPolicy.ACK,
         session_timeout_ms=SUBSCRIBER["session_timeout_ms"],
@@ -57,7 +56,7 @@ async def faststream(bootstrap_servers: str, topics: tuple[str, str], model: dic
 def per_record(bootstrap_servers: str, topics: tuple[str, str], url: str, calls: int) -> None:
     """Enrich records until SIGTERM, with at most so many `calls` at a time."""
     source, output = topics
-    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": GROUP, "auto.offset.reset": "earliest"})
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": source, "auto.offset.reset": "earliest"})
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 5})
     consumer.subscribe([source])
     server, pool = _Server(url), ThreadPoolExecutor(calls)

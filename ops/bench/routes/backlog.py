@@ -18,7 +18,7 @@ from penstock.ops.kafka import KafkaBroker
 
 PARTITIONS = 4
 _WARM_SHARE = 0.1  # of the outputs, before the clock starts
-_AT_ONCE, _POLL_S, _PATIENCE_S = 2000, 0.2, 60.0
+_AT_ONCE, _LEAST_READS, _POLL_S, _PATIENCE_S = 2000, 20, 0.2, 240.0  # the last until a contestant has loaded its model
 _READER = {"group.id": "bench.reader", "enable.auto.commit": False, "isolation.level": "read_committed"}
 
 
@@ -74,9 +74,9 @@ class Backlog:
     def _read(self, reader: Consumer) -> dict[str, Any]:
         count, num_read, num_bytes, num_warm = len(self._records), 0, 0, 0
         started, before = time.perf_counter(), self._cpu_s()
-        heard = started
+        heard, at_once = started, max(1, min(_AT_ONCE, count // _LEAST_READS))
         while num_read < count:
-            messages = reader.consume(min(_AT_ONCE, count - num_read), _POLL_S)
+            messages = reader.consume(min(at_once, count - num_read), _POLL_S)
             if wrong := [one.error() for one in messages if one.error() is not None]:
                 raise KafkaException(wrong[0])
             now = time.perf_counter()

@@ -20,7 +20,7 @@ def _median(*path: str) -> Callable[[Sequence[Details]], float]:
         found: list[Any] = list(rounds)
         for key in path:
             found = [one[key] for one in found]
-        return statistics.median(found)
+        return statistics.median(map(float, found))
 
     return of
 
