@@ -65,8 +65,8 @@ def add_json(
     if not place.names:
         document = _load(value)
         if is_connect(document):
-            schema = schema_of(example if result is None else result)
-            return plain_json({"schema": schema | {"optional": True}, "payload": result})
+            of_result = schema_of(example if result is None else result)
+            return plain_json({"schema": of_result | {"optional": True}, "payload": result})
         return plain_json(result)
     fields = {place.names[-1]: result}
     if revision is not None:

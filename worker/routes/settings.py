@@ -169,18 +169,27 @@ class RouteSettings(RouteFields):
             raise ValueError("text is for records with fields; the value of a record of plain text is its text")
         if (self.task == "rerank") != (self.query is not None):
             raise ValueError("query is the query of the task rerank, which needs it")
-        if self.chunk_overlap >= (self.chunk_tokens or 1):
-            raise ValueError("chunk_overlap must be less than chunk_tokens")
         if self.revision_field is not None:
             _check_beside(Pointer.parse(self.revision_field), Pointer.parse(self.result_field))
+        places = {Pointer.parse(one) for one in (self.result_field, self.revision_field) if one is not None}
+        if self.record_format == "text" and Pointer(("text",)) in places:
+            raise ValueError("the field text of a record of plain text is its text")
         if self.accept_replays:
             check_request_topic(replay_topic(self.input_topic))
-        if self.chunk_output == "records" and self.chunk_tokens is None:
-            raise ValueError("chunk_output records needs chunk_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _chunks_fit(self) -> Self:
+        if self.chunk_overlap >= (self.chunk_tokens or 1):
+            raise ValueError("chunk_overlap must be less than chunk_tokens")
         if self.chunk_output == "records":
+            if self.chunk_tokens is None:
+                raise ValueError("chunk_output records needs chunk_tokens")
+            if self.missing_text == "null":
+                raise ValueError(
+                    "missing_text null is for one output record; with chunk_output records chunks are deleted"
+                )
             check_topic(chunk_bounds_topic(self.output_topic))
-        if self.chunk_output == "records" and self.missing_text == "null":
-            raise ValueError("missing_text null is for one output record; with chunk_output records chunks are deleted")
         return self
 
     @property

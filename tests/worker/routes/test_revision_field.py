@@ -130,3 +130,10 @@ def test_a_place_that_is_not_beside_the_result_is_refused(result_field: str, rev
 def test_what_is_refused_names_a_place_that_would_do() -> None:
     with pytest.raises(ValidationError, match="such as /after/embedding_revision"):
         route(result_field="/after/embedding", revision_field="revision")
+
+
+@pytest.mark.parametrize("field", ["result_field", "revision_field"])
+@pytest.mark.parametrize("place", ["text", "/text"])
+def test_a_plain_text_is_not_replaced(field: str, place: str) -> None:
+    with pytest.raises(ValidationError, match="the field text of a record of plain text is its text"):
+        route(record_format="text", **{field: place})
