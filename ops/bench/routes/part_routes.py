@@ -5,7 +5,7 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -77,7 +77,7 @@ def run_null(setup: Setup) -> Details:
         return _in_turns(opened)
 
 
-def _in_turns(opened: dict[str, Opened]) -> Details:
+def _in_turns(opened: Mapping[str, Opened]) -> Details:
     """Each contestant once to warm up, and then in `ROUNDS` turns."""
     with ExitStack() as stack:
         sides = {name: stack.enter_context(one) for name, one in opened.items()}
