@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, ensure_topics, topic_config
@@ -43,6 +43,8 @@ class BoundsTopic(BoundsLog):
             num_partitions = await self._outbox.partitions(self._topic)
         except UnknownTopicOrPartitionError as error:
             raise KafkaRefused(f"The topic {self._topic} does not exist, and was not created. {_NEEDS}") from error
+        except TopicAuthorizationFailedError as error:
+            raise KafkaRefused(f"Kafka denies {self._topic} to this worker. It needs the ACL WRITE on it.") from error
         policy = await topic_config(self._cluster, self._topic, _POLICY)
         if (num_partitions, policy) != (1, "compact"):
             raise KafkaRefused(f"The topic {self._topic} has {num_partitions} partitions, and {policy=}. {_NEEDS}")
