@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # without saying so
 
 from penstock.ops.bench.common.processes import ProcessFailed, read_cpu_s
@@ -53,8 +53,10 @@ class Backlog:
         source, output = self._topics
         reader = Consumer({"bootstrap.servers": self._broker.bootstrap_servers, **_READER})
         try:
-            reader.assign([TopicPartition(output, number, OFFSET_END) for number in range(PARTITIONS)])
-            reader.consume(1, 1.0)  # it knows the ends now
+            places = [TopicPartition(output, number) for number in range(PARTITIONS)]
+            for place in places:  # known before anything is written, however slow the machine is
+                place.offset = reader.get_watermark_offsets(place, _PATIENCE_S)[1]
+            reader.assign(places)
             self._write(source)
             found = self._read(reader)
         finally:
