@@ -77,8 +77,13 @@ class _Server:
         self._url, self._local = urlsplit(url), threading.local()
 
     def enriched(self, value: bytes) -> bytes:
-        record = orjson.loads(value)
-        return _enriched(record, embed(self._connection(), self._url.path, record["text"]))
+        record, connection = orjson.loads(value), self._connection()
+        try:
+            vector = embed(connection, self._url.path, record["text"])
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            connection.close()  # the server ends connections that were idle; the next call opens another
+            vector = embed(connection, self._url.path, record["text"])
+        return _enriched(record, vector)
 
     def _connection(self) -> http.client.HTTPConnection:
         if not hasattr(self._local, "connection"):
