@@ -19,6 +19,7 @@ from penstock.ops.kafka.ports import ReservedPorts
 _VERSION = "3.0.9"  # the last that runs on Java 17
 _ARTIFACT = f"io.apicurio:apicurio-registry-app:{_VERSION}:tar.gz:all"
 _PATH = "/apis/ccompat/v7"
+_ATTEMPTS = 4
 
 
 class RegistryServer(LocalBroker):
@@ -41,11 +42,22 @@ class RegistryServer(LocalBroker):
     def start(self) -> None:
         """Start the registry and wait until it answers. No effect if it is running.
 
-        Raises BrokerMissing or BrokerFailed, and leaves no process behind.
+        A slow machine may need several attempts: the registry gives its own database five seconds. Raises BrokerMissing
+        or BrokerFailed, and leaves no process behind.
         """
         if self._process is not None:
             return
         (jar,) = fetch_registry().glob("*-runner.jar")
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._launch(jar)
+            except BrokerFailed:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return
+
+    def _launch(self, jar: Path) -> None:
         settings = {
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": str(self._ports.numbers[0]),
