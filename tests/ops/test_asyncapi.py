@@ -181,6 +181,7 @@ def test_the_addresses_are_those_of_the_model() -> None:
         "bulkRequests": bulk_topic(topic),
         "replies": None,  # each request names it
         "enrichedRecords": None,  # the worker's settings name it
+        "replayedRecords": None,
         "deadLetters": dead_letter_topic(topic),
         "bulkDeadLetters": dead_letter_topic(bulk_topic(topic)),
     }

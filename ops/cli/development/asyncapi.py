@@ -65,6 +65,7 @@ def document(model: str | None = None) -> dict[str, Any]:
             "keepDeadLetters": _sends("deadLetters"),
             "keepBulkDeadLetters": _sends("bulkDeadLetters"),
             "enrichRecords": _sends("enrichedRecords", "enrichedRecord"),
+            "replayRecords": _sends("replayedRecords", "replayedRecord"),
         },
         "components": {"messages": _messages(replies)},
     }
@@ -89,6 +90,9 @@ def _channels(topic: str, model: str | None, replies: list[str]) -> dict[str, An
         "replies": _channel(None, replies, any_topic),
         "enrichedRecords": _channel(
             None, ["enrichedRecord"], "The output topic of a route, which its worker's settings name."
+        ),
+        "replayedRecords": _channel(
+            None, ["replayedRecord"], "`<input topic>.replay` of a route that accepts replays, which it reads too."
         ),
         "deadLetters": channel(dead_letter_topic(topic), ["deadLetter"], DEAD_LETTER_PARTITIONS, "Failed requests."),
         "bulkDeadLetters": channel(
@@ -143,7 +147,12 @@ def _messages(replies: dict[str, str]) -> dict[str, Any]:
         schemas.enriched_headers_schema(),
         {},
     )
-    others = {"deadLetter": letter, "enrichedRecord": enriched}
+    replayed = _message(
+        "A copy of a record of a route's input topic, to be enriched again.",
+        schemas.replayed_headers_schema(),
+        {},
+    )
+    others = {"deadLetter": letter, "enrichedRecord": enriched, "replayedRecord": replayed}
     messages = {"request": request | _CORRELATED, **others, **_json_messages()}
     values = {**schemas.reply_schemas(), _ERROR: schemas.error_schema()}
     for kind, name in replies.items():

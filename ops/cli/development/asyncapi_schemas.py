@@ -166,6 +166,12 @@ def enriched_headers_schema() -> Schema:
     return _headers(_wire_table("Headers", "header of an enriched record"), [headers.SOURCE])
 
 
+def replayed_headers_schema() -> Schema:
+    """The headers of a copy in a topic of replays, beside those of its original."""
+    rows = _wire_table("Headers", "header of a replayed record")
+    return _headers(rows, [headers.REPLAY_SOURCE, headers.REPLAY_TIME_MS])
+
+
 def _headers(rows: list[_WireRow], required: list[str]) -> Schema:
     properties = {
         name: (_BINARY if name in _BINARY_HEADERS else _STRING) | {"description": row.cells[0]}
