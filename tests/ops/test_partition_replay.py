@@ -71,6 +71,16 @@ def test_a_key_that_changes_all_the_time_does_not_hold_a_replay_up() -> None:
     assert (list(replay.due(6.0)), replay.is_idle) == ([], True)
 
 
+def test_a_resumed_replay_of_a_range_sends_a_newer_record_behind_the_range_after_what_it_had_sent() -> None:
+    """The worker may have enriched the newer one before the copy that was on its way when the run ended."""
+    found = records(b"a", b"b", b"a", b"b")
+    replay = PartitionReplay(0, 0)
+    replay.note_sent(b"a", 0, 0, 0.0)
+    for one in found:
+        replay.survey(one)
+    assert wanted(replay, found) == [2]
+
+
 class Simulation:
     """An input topic, a topic of replays, a worker that takes of either what it likes, and the command."""
 

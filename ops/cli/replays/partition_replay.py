@@ -73,9 +73,7 @@ class PartitionReplay:
 
     def count_wanted(self) -> int:
         """How many records are to be sent, by the survey."""
-        newest = [offset > self._sent_before.get(hashed, -1) for hashed, offset in self._newest.items()]
-        in_range = [self._is_in_range(offset) for offset in self._newest.values()]
-        return self._num_keyless + sum(map(bool.__and__, newest, in_range))
+        return self._num_keyless + sum([self._is_missing(hashed, offset) for hashed, offset in self._newest.items()])
 
     def note_sent(self, key: bytes | None, offset: int, at: int, now: float) -> None:
         """A copy of this record is in the topic of replays already, at offset `at`. Called before the survey."""
@@ -88,12 +86,15 @@ class PartitionReplay:
 
     def is_wanted(self, record: InputRecord) -> bool:
         """Whether a record is to be sent: it is in the range, the newest of its key, and was not sent before."""
-        if not self._is_in_range(record.offset):
-            return False
         if record.key is None:
-            return record.offset > self._keyless_sent_before
+            return self._is_in_range(record.offset) and record.offset > self._keyless_sent_before
         hashed = _hashed(record.key)
-        return self._newest.get(hashed) == record.offset > self._sent_before.get(hashed, -1)
+        return self._newest.get(hashed) == record.offset and self._is_missing(hashed, record.offset)
+
+    def _is_missing(self, hashed: bytes, newest: int) -> bool:
+        """Behind what an interrupted run has sent of a key the newest is sent in any case: it may have come first."""
+        before = self._sent_before.get(hashed)
+        return self._is_in_range(newest) if before is None else newest > before
 
     def send(self, record: InputRecord) -> None:
         """This record is sent now."""
