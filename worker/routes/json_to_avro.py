@@ -23,6 +23,7 @@ from penstock.worker.routes.schema_registry import Schema, SchemaRegistry
 
 _HEAD = struct.Struct(">bI")  # see framed_format.py
 _NOT_IN_JSON = ("bytes", "fixed")
+_INFINITE = (b"\0\0\x80\x7f", b"\0\0\x80\xff")  # what fastavro makes of a number that is too large for a float
 _MAX_REASON_CHARS = 1000  # an error quotes the value and the type
 
 
@@ -92,11 +93,18 @@ class JsonToAvro(RecordFormat):
         try:
             fastavro.validate(document, self._schema)
             fastavro.schemaless_writer(file, self._schema, document, strict_allow_default=True)
+            if any(one in file.getvalue() for one in _INFINITE):
+                self._require_finite(file.getvalue())
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             field = f" at {error.errors[0].field}" if isinstance(error, ValidationError) and error.errors else ""
             reason = f"The record is not what the schema of {self._subject} describes{field}."
             raise InvalidRequest(f"{reason} Raised: {error}"[:_MAX_REASON_CHARS]) from error
         return file.getvalue()
+
+    def _require_finite(self, written: bytes) -> None:
+        """Raise ValueError if a number was written as infinite, which JSON does not have."""
+        document = fastavro.schemaless_reader(BytesIO(written[_HEAD.size :]), self._schema, None)
+        json.dumps(document, allow_nan=False)
 
 
 def _registered(result: AvroType) -> Schema:

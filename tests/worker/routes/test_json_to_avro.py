@@ -155,6 +155,16 @@ async def test_a_document_that_the_schema_does_not_describe_is_refused(value: by
         route.passed(value)
 
 
+@pytest.mark.parametrize("number", [1e300, -1e39])
+async def test_a_number_that_is_too_large_for_a_float_is_refused(number: float) -> None:
+    schema = document({"name": "n", "type": {"type": "array", "items": "float"}}, {"name": "d", "type": "double"})
+    route = await made(schema)
+    with pytest.raises(InvalidRequest, match="is not what the schema"):
+        route.write(b'{"n": [1, %s], "d": 1}' % str(number).encode(), VECTOR)
+    kept = route.write(b'{"n": [1, 1e38], "d": 1e300}', VECTOR)
+    assert found(schema, kept)["d"] == 1e300
+
+
 BYTES = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
 
 
