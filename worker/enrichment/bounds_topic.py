@@ -7,6 +7,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
+from penstock.producer.errors import KafkaUnreachable
 from penstock.producer.transport.cluster import KafkaCluster, KafkaRefused
 from penstock.producer.transport.connection import connect, disconnect, ensure_topics, topic_config
 from penstock.producer.transport.outbox import Outbox, OutRecord
@@ -56,7 +57,7 @@ class BoundsTopic(BoundsLog):
                 async with asyncio.timeout(_STALL_S):
                     await self._read(keys)
                 return keys
-            except (KafkaError, OSError) as error:  # OSError includes time-outs
+            except (KafkaError, KafkaUnreachable, OSError) as error:  # OSError includes time-outs
                 log.warning("chunk_bounds_unreadable", topic=self._topic, error=repr(error), retry_s=_RETRY_S)
                 await asyncio.sleep(_RETRY_S)
 
