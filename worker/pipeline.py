@@ -172,10 +172,10 @@ class Pipeline:
         )
         self.absent = self._outputs.absent
         self.metrics.show("penstock_held_outputs", self.absent.counts)
-        chunked = [route.output_topic for route in settings.all_routes if route.chunk_output == "records"]
-        self._chunk_bounds = [BoundsTopic(self.cluster, topic) for topic in chunked]
-        for topic, log in zip(chunked, self._chunk_bounds, strict=True):
-            self._outputs.add_chunks(topic, ChunkBounds(log))
+        chunked = [route for route in settings.all_routes if route.chunk_output == "records"]
+        self._chunk_bounds = [BoundsTopic(self.cluster, route.output_topic) for route in chunked]
+        for route, log in zip(chunked, self._chunk_bounds, strict=True):
+            self._outputs.add_chunks(route.output_topic, ChunkBounds(log, is_shared=route.accept_replays))
         self.monitor = LoadMonitor(
             load,
             self.metrics,

@@ -20,6 +20,7 @@ _NEEDS = f"It must have one partition and {_POLICY}=compact. Without it, chunks 
 _STALL_S = 30.0  # in which a read must end, or it is begun again where it was
 _RETRY_S = 1.0
 _STOP_S = 2.0
+_FETCH_MAX_WAIT_MS = 10  # a broker answers one request of a connection after another: the next read waits for a fetch
 
 log = structlog.get_logger("penstock.chunk_bounds")
 
@@ -31,6 +32,7 @@ class BoundsTopic(BoundsLog):
         self._cluster = cluster
         self._outbox = Outbox(cluster, client_id=_CLIENT_ID)
         self._topic = chunk_bounds_topic(output_topic)
+        self._consumer: AIOKafkaConsumer | None = None  # kept between reads: with replays each record has one
         self._position = 0  # all before it was read
 
     async def start(self) -> None:
@@ -59,22 +61,27 @@ class BoundsTopic(BoundsLog):
                 return keys
             except (KafkaError, KafkaUnreachable, OSError) as error:  # OSError includes time-outs
                 log.warning("chunk_bounds_unreadable", topic=self._topic, error=repr(error), retry_s=_RETRY_S)
+                await self._disconnect()
                 await asyncio.sleep(_RETRY_S)
 
     async def _read(self, keys: list[bytes]) -> None:
         """Append the keys from the position to the present end."""
         source = TopicPartition(self._topic, 0)
-        consumer = await connect(self._cluster, self._make_consumer)
-        try:
-            consumer.assign([source])
-            end = (await consumer.end_offsets([source]))[source]
-            consumer.seek(source, self._position)
-            while self._position < end:
-                for records in (await consumer.getmany(timeout_ms=1000)).values():
-                    keys += [record.key for record in records if record.key is not None]
-                self._position = await consumer.position(source)
-        finally:
-            await disconnect(consumer, _STOP_S)
+        if self._consumer is None:
+            self._consumer = await connect(self._cluster, self._make_consumer)
+            self._consumer.assign([source])
+            self._consumer.seek(source, self._position)
+            self._consumer.pause(source)
+        consumer = self._consumer
+        end = (await consumer.end_offsets([source]))[source]
+        if self._position == end:
+            return
+        consumer.resume(source)
+        while self._position < end:
+            for records in (await consumer.getmany(timeout_ms=1000)).values():
+                keys += [record.key for record in records if record.key is not None]
+            self._position = await consumer.position(source)
+        consumer.pause(source)
 
     async def append(self, keys: Sequence[bytes]) -> None:
         while (error := await self._send(keys)) is not None:
@@ -100,13 +107,19 @@ class BoundsTopic(BoundsLog):
 
     async def stop(self) -> None:
         """Disconnect. Bounds that are not acknowledged are dropped: no chunk was sent that needs them."""
-        await self._outbox.stop(0.0)
+        await asyncio.gather(self._outbox.stop(0.0), self._disconnect())
+
+    async def _disconnect(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await disconnect(consumer, _STOP_S)
 
     def _make_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
             **self._cluster.arguments,
             client_id=_CLIENT_ID,
             group_id=None,
+            fetch_max_wait_ms=_FETCH_MAX_WAIT_MS,
             enable_auto_commit=False,
             auto_offset_reset="earliest",  # of a topic that was created again
         )

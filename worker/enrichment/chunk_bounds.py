@@ -8,7 +8,8 @@ bound. Whatever is written there in whatever order, by whichever worker, the hig
 
 - **Right.** A bound is acknowledged before the first chunk beyond the last one is sent, with either delivery. A worker
   that is killed between the two leaves a bound that is too high. A partition's new owner reads the topic to its end
-  after the partition was assigned. It need not be in a transaction, nor belong to a partition of the input topic.
+  after the partition was assigned. Copies of a replay are of another topic, whose owner may be another worker: with
+  them it is read before each take. It need not be in a transaction, nor belong to a partition of the input topic.
 - **Bounded.** 65,536 buckets of 12 bounds at most: some megabytes to be read once, and then only what is new.
 - **Its price** are deletes of chunks that were never there. A text that has as many chunks as ever has at most as many
   deletes as chunks; a key that shares its bucket with a longer text has more.
@@ -37,14 +38,16 @@ class BoundsLog(Protocol):
 class ChunkBounds:
     """The bounds of one output topic. Called on the event loop, by one task."""
 
-    def __init__(self, log: BoundsLog) -> None:
+    def __init__(self, log: BoundsLog, *, is_shared: bool = False) -> None:
+        """`is_shared`: other workers may write chunks of the same keys meanwhile, as with replays."""
         self._log = log
+        self._is_shared = is_shared
         self._bounds: dict[int, int] = {}  # by bucket
         self._epoch = 0  # of the latest assignment for which the topic was read
 
     async def read(self, epoch: int) -> None:
-        """Learn what earlier owners have written, unless it was done since this assignment (`PendingRecord.epoch`)."""
-        if epoch > self._epoch:
+        """Learn what others have written. Unless it is shared, once in an assignment (`PendingRecord.epoch`)."""
+        if self._is_shared or epoch > self._epoch:
             self._raise(map(_parsed, await self._log.read_on()))
             self._epoch = epoch
 

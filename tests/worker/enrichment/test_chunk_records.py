@@ -60,12 +60,15 @@ class Reader(BoundsLog):
 class Owner:
     """A worker that owns the partition from an assignment on, whose number is `epoch`."""
 
-    def __init__(self, reader: Reader, written: list[ChunkOutput], epoch: int = 1) -> None:
+    def __init__(
+        self, reader: Reader, written: list[ChunkOutput], epoch: int = 1, *, has_replays: bool = False
+    ) -> None:
         self.epoch = epoch
         self.left: list[Output] = []
         self._step = asyncio.Event()
         self._written = written
-        self._chunks = ChunkRecords(ChunkBounds(reader), lambda record: record.epoch == self.epoch, self._leave)
+        bounds = ChunkBounds(reader, is_shared=has_replays)
+        self._chunks = ChunkRecords(bounds, lambda record: record.epoch == self.epoch, self._leave)
 
     def _leave(self, outputs: Sequence[Output], parts: Sequence[ChunkOutput]) -> None:
         self.left += outputs
@@ -165,6 +168,15 @@ async def test_a_new_assignment_reads_what_other_workers_have_written_meanwhile(
     first.epoch = 2  # the partition comes back
     await first.send([output(b"a", 2, 0, epoch=2)])
     assert compacted(written) == {}
+
+
+async def test_a_live_record_deletes_the_chunks_of_a_copy_that_another_worker_has_enriched() -> None:
+    log, written = Log(), list[ChunkOutput]()
+    live, copies = [Owner(Reader(log), written, has_replays=True) for _ in range(2)]
+    await live.send([output(b"a", 0, 1)])
+    await copies.send([output(b"a", 0, 9)])  # now of smaller chunks
+    await live.send([output(b"a", 1, 1)])
+    assert compacted(written) == {b"a#0": b"0 of 1"}
 
 
 async def test_a_lower_bound_that_a_former_owner_writes_late_lowers_none() -> None:
