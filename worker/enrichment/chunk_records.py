@@ -6,13 +6,15 @@ order is that of the originals. A record is acknowledged when all that it has wr
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.producer.errors import InvalidRequest
 from penstock.worker.enrichment.chunk_bounds import ChunkBounds
 from penstock.worker.enrichment.output import ChunkOutput, Output
 from penstock.worker.requests.record import PendingRecord
 from penstock.worker.stop_signal import watched
+
+_FEW_PARTS = 10_000  # made at once, unless one record has more
 
 Leave = Callable[[Sequence[Output], Sequence[ChunkOutput]], None]
 
@@ -43,15 +45,10 @@ class ChunkRecords:
             await self._bounds.read(max([one.origin.epoch for one in outputs]))
             counts = [(original_key(one.origin), len(one.chunks or ())) for one in outputs]
             before = await self._bounds.take(counts)
-            self._leave(
-                outputs,
-                [
-                    part
-                    for output, bound in zip(outputs, before, strict=True)
-                    if self._is_present(output.origin)
-                    for part in _parts(output, bound)
-                ],
-            )
+            for some in _few(list(zip(outputs, before, strict=True))):
+                parts = [part for one, bound in some if self._is_present(one.origin) for part in _parts(one, bound)]
+                self._leave([one for one, _ in some], parts)
+                await asyncio.sleep(0)  # a poll of deletes may make millions
 
     def close(self) -> None:
         """Send nothing more."""
@@ -75,6 +72,21 @@ def original_key(record: PendingRecord) -> bytes:
     if not is_text:  # a number in binary, or Confluent's framing, which begins with a zero byte
         raise InvalidRequest("The record's key is not text, to which the number of a chunk can be added.")
     return key
+
+
+def _few(bounded: Sequence[tuple[Output, int]]) -> Iterator[Sequence[tuple[Output, int]]]:
+    """Outputs with their bounds, in their order, in groups of few parts."""
+    group: list[tuple[Output, int]] = []
+    num_parts = 0
+    for output, bound in bounded:
+        num_own = max(bound, len(output.chunks or ()))
+        if group and num_parts + num_own > _FEW_PARTS:
+            yield group
+            group, num_parts = [], 0
+        group.append((output, bound))
+        num_parts += num_own
+    if group:
+        yield group
 
 
 def _parts(output: Output, bound: int) -> list[ChunkOutput]:

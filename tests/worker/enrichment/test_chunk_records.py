@@ -153,6 +153,27 @@ async def test_a_bound_is_acknowledged_before_the_first_chunk_that_needs_it_is_s
     assert [(one.key, one.value is None) for one in written[-2:]] == [(b"a#6", True), (b"a#7", True)]
 
 
+async def test_others_have_turns_while_many_deletes_are_made() -> None:
+    sizes: list[int] = []
+    turns: list[int] = []  # in which these were sent
+    num_turns = 0
+
+    class Counting(Owner):
+        def _leave(self, outputs: Sequence[Output], parts: Sequence[ChunkOutput]) -> None:
+            sizes.append(len(parts))
+            turns.append(num_turns)
+            super()._leave(outputs, parts)
+
+    owner = Counting(Reader(Log()), [])
+    await owner.send([output(b"a", 0, 4096)])
+    sending = asyncio.create_task(owner.send([output(b"a", version, 0) for version in range(1, 6)]))
+    while not sending.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    assert sizes == [4096, 8192, 8192, 4096]
+    assert len(set(turns)) == len(turns)
+
+
 async def test_outputs_of_a_partition_that_is_gone_are_not_sent() -> None:
     written: list[ChunkOutput] = []
     owner = Owner(Reader(Log()), written, epoch=2)
