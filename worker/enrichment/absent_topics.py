@@ -73,16 +73,22 @@ class AbsentTopics:
     async def _send_again(self, topic: str) -> None:
         while True:
             await asyncio.sleep(self._retry_s)
+            self._let_go(topic)
             try:
                 await self._outlet.partitions(topic)
                 break
             except (KafkaError, OSError):
                 continue
         del self._tasks[topic]
+        self._let_go(topic)
         # Some may have been refused after others that came later. Keys have the order of their partition.
         held = sorted(self._held.pop(topic), key=lambda one: (one.origin.source, one.origin.original.offset))
-        present = [output for output in held if self._is_present(output.origin)]
+        if held:
+            self._outlet.put(topic, None, held)
+
+    def _let_go(self, topic: str) -> None:
+        """Drop what waits of lost partitions, which would else count against back-pressure until the topic is back."""
+        held = self._held[topic]
+        self._held[topic] = [output for output in held if self._is_present(output.origin)]
         if gone := [output for output in held if not self._is_present(output.origin)]:
             gone[0].done(gone, AnswerDropped())  # that of all: a topic gets records, or records of chunks
-        if present:
-            self._outlet.put(topic, None, present)

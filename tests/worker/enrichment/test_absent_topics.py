@@ -80,3 +80,18 @@ async def test_what_waits_of_a_partition_that_was_lost_is_left_to_its_next_owner
     topics.is_there = True
     await turn()
     assert (topics.sent, topics.dropped) == ([[1]], [2])
+
+
+async def test_what_waits_of_a_partition_that_was_lost_is_let_go_while_its_topic_is_still_gone() -> None:
+    topics = Topics()
+    topics.absent.refused([topics.output(1), topics.output(2, partition=1)], GONE)
+    topics.lost = {1}
+    await turn()
+    assert (topics.sent, topics.dropped) == ([], [2])
+    assert topics.absent.counts() == {("out",): 1}
+    topics.lost = {0, 1}
+    await turn()
+    topics.absent.put("out", [topics.output(3, partition=2)])
+    topics.is_there = True
+    await turn()
+    assert (topics.sent, topics.dropped) == ([[3]], [2, 1])
