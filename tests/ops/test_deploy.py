@@ -16,6 +16,7 @@ from penstock.ops.cli.setting_options import option_name
 from penstock.producer.settings import ClientSettings
 from penstock.producer.settings_sources import FileSettings, env_name
 from penstock.worker.process import EXIT_S
+from penstock.worker.routes.settings import RouteFields
 from penstock.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -144,8 +145,23 @@ def test_the_schema_accepts_the_defaults_and_refuses_wrong_values() -> None:
         {"networkPolicy": {**values["networkPolicy"], "otlpPorts": [0]}},
         {"config": {"kafka": {"bootstrap_servers": "k:1", "sasl_password": "p"}, "worker": values["config"]["worker"]}},
         {"config": {**values["config"], "client": {}}},
+        {"config": {**values["config"], "routes": [{"input_topic": "orders"}]}},
+        {"config": {**values["config"], "worker": {**values["config"]["worker"], "schema_registry_token": "t"}}},
+        {"config": {**values["config"], "worker": {**values["config"]["worker"], "request_options": {"top_k": 3}}}},
     ):
         assert list(validator.iter_errors({**values, **wrong})), wrong
+
+
+def test_the_chart_takes_the_routes_of_a_file_and_scales_by_the_topics_that_a_worker_reads() -> None:
+    """What the templates render is not tested here."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = load(CHART / "values.yaml")
+    example = tomllib.loads((ROOT / "ops" / "examples" / "route" / "penstock.toml").read_text(encoding="utf-8"))
+    config = {**values["config"], "routes": example["routes"]}
+    assert list(jsonschema.Draft7Validator(schema).iter_errors({**values, "config": config})) == []
+    route = schema["properties"]["config"]["properties"]["routes"]["items"]["properties"]
+    assert route.keys() <= RouteFields.model_fields.keys()
+    assert 'splitList "," (include "penstock.topics" .)' in TEXTS["helm/penstock/templates/scaledobject.yaml"]
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.cpu", "Dockerfile.cuda"])
