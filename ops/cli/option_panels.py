@@ -13,8 +13,9 @@ _PANELS = {
     "Members": "processes gpus mps standby lanes",
     "Batching and deadlines": "trigger max_wait_ms partition order admission slo_ms bulk_slice_ms max_batch_sequences "
     "max_batch_tokens",
-    "Route": "input_topic output_topic record_format text task query request_options chunk_tokens "
+    "Route": "input_topic output_topic record_format output_format text task query request_options chunk_tokens "
     "chunk_overlap chunk_output result_field revision_field missing_text route_class max_age_ms accept_replays",
+    "Schema registry": "schema_registry_",
     "Kafka": "bootstrap_servers topic reply_topic reply_topics group_id partitions fetch_ max_in_flight max_sequences "
     "max_reply_bytes",
     "Delivery": "delivery transaction_ drain_s once isolation_level",

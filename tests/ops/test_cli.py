@@ -25,6 +25,7 @@ from penstock.ops.cli.development.broker import default_port
 from penstock.ops.cli.jobs import task_commands
 from penstock.ops.cli.jobs.job_settings import FileJobSettings
 from penstock.ops.cli.main import COMMANDS, EPILOG, app
+from penstock.ops.cli.option_panels import panel_of
 from penstock.ops.cli.setting_options import option_name
 from penstock.ops.kafka import MockBroker
 from penstock.ops.kafka.ports import ReservedPorts
@@ -32,6 +33,7 @@ from penstock.producer import Client
 from penstock.producer.errors import Overloaded
 from penstock.producer.settings_sources import LISTS
 from penstock.producer.wire.messages import Options
+from penstock.worker.routes.settings import RouteFields
 from tests.ops.command_line import penstock
 
 NO_BROKER = {"PENSTOCK_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
@@ -567,6 +569,7 @@ class TestTerminal:
                 "Members",
                 "Batching and deadlines",
                 "Route",
+                "Schema registry",
                 "Kafka",
                 "Delivery",
                 "Cache",
@@ -574,6 +577,7 @@ class TestTerminal:
             ),
             "Security",
         ]
+        assert {panel_of(setting) for setting in RouteFields.model_fields} == {"Route"}
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_help_cuts_nothing_and_leaves_room_for_descriptions(self, command: str) -> None:
