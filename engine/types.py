@@ -133,7 +133,7 @@ class ModelInfo:
     """Facts of a model that validate requests and that replies name."""
 
     name: str  # the name requests use
-    revision: str  # strong hash of the weights, head and configuration files: equal revisions give equal results
+    revision: str  # strong hash of the weights, head and configuration files: all that decides results but the dtype
     dtype: str  # "float32", "bfloat16" or "float16": the arithmetic's precision
     device: str  # "cpu", or the GPU's name
     vocab_size: int

@@ -10,18 +10,21 @@ bound. Whatever is written there in whatever order, by whichever worker, the hig
   that is killed between the two leaves a bound that is too high. A partition's new owner reads the topic to its end
   after the partition was assigned. Copies of a replay are of another topic, whose owner may be another worker: with
   them it is read before each take. It need not be in a transaction, nor belong to a partition of the input topic.
-- **Bounded.** 65,536 buckets of 12 bounds at most: some megabytes to be read once, and then only what is new.
+- **Bounded.** 262,144 buckets of 12 bounds at most: some ten megabytes to be read once, and then only what is new.
 - **Its price** are deletes of chunks that were never there. A text that has as many chunks as ever has at most as many
   deletes as chunks; a key that shares its bucket with a longer text has more.
 """
 
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from penstock.producer.errors import BackendError
+from penstock.producer.wire.codec import MAX_SEQUENCES
 
-NUM_BUCKETS = 1 << 16  # a part of the format of the topic
+NUM_BUCKETS = 1 << 18  # a part of the format of the topic
+_RECORD = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9})")
+_MOST = 1 << (MAX_SEQUENCES - 1).bit_length()  # chunks of a record
 _NO_BOUND = 1  # of a bucket without a record: chunk 0 is written or deleted in any case
 
 
@@ -48,7 +51,7 @@ class ChunkBounds:
     async def read(self, epoch: int) -> None:
         """Learn what others have written. Unless it is shared, once in an assignment (`PendingRecord.epoch`)."""
         if self._is_shared or epoch > self._epoch:
-            self._raise(map(_parsed, await self._log.read_on()))
+            self._raise(filter(None, map(_parsed, await self._log.read_on())))
             self._epoch = epoch
 
     async def take(self, counts: Iterable[tuple[bytes, int]]) -> list[int]:
@@ -74,9 +77,10 @@ class ChunkBounds:
             self._bounds[bucket] = max(bound, self._bounds.get(bucket, 0))
 
 
-def _parsed(key: bytes) -> tuple[int, int]:
-    try:
-        bucket, bound = map(int, key.split(b" "))
-    except ValueError as error:
-        raise BackendError(f"The topic of bounds has a record that is no bound: {key[:50]!r}.") from error
-    return bucket, bound
+def _parsed(key: bytes) -> tuple[int, int] | None:
+    """A bucket and its bound; None: no worker has written it, and so it bounds no chunks of one."""
+    found = _RECORD.fullmatch(key)
+    if found is None:
+        return None
+    bucket, bound = map(int, found.groups())
+    return (bucket, bound) if bucket < NUM_BUCKETS and 1 <= bound <= _MOST else None

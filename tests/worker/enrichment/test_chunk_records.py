@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.errors import BackendError, InvalidRequest
+from penstock.producer.errors import InvalidRequest
 from penstock.worker.enrichment import chunk_bounds
 from penstock.worker.enrichment.chunk_bounds import BoundsLog, ChunkBounds
 from penstock.worker.enrichment.chunk_records import ChunkRecords, original_key
@@ -210,11 +210,16 @@ async def test_a_lower_bound_that_a_former_owner_writes_late_lowers_none() -> No
     assert compacted(written) == {}
 
 
-async def test_a_topic_with_other_records_is_no_topic_of_bounds() -> None:
+async def test_records_that_no_worker_has_written_bound_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_bounds, "NUM_BUCKETS", 1)
     log = Log()
-    log.append([b"a key of something else"])
-    with pytest.raises(BackendError, match="is no bound"):
-        await ChunkBounds(Reader(log)).read(1)
+    log.append([b"a key of something else", b"", b"0", b"0 0", b"0 4097", b"0 99999999999", b"1 2", b"-1 2", b"0 2 3"])
+    bounds = ChunkBounds(Reader(log))
+    await bounds.read(1)
+    assert await bounds.take([(b"key", 0)]) == [1]
+    log.append([b"0 4096"])
+    await bounds.read(2)
+    assert await bounds.take([(b"key", 0)]) == [4096]
 
 
 @pytest.mark.parametrize("key", [b"\x00\x00\x00\x00\x01\x02", b"\xff\xfe", b"\x00\x00\x00\x00\x00\x00\x00\x07"])
