@@ -66,9 +66,15 @@ class Worker:
         With `once` it is 0 only where both topics were read to their ends, and all is answered and committed.
         """
         path = self.pipeline
-        if not await self._stop.unless_stopped(self._start(may_join)):
+        is_started: bool | None = False
+        try:
+            is_started = await self._stop.unless_stopped(self._start(may_join))
+        finally:
+            if not is_started:
+                await path.outbox.stop(0.0)
+                await path.stop_routes()
+        if not is_started:
             log.info("stopped", answered=0)
-            await path.outbox.stop(0.0)
             return int(self._settings.once)
         background = [watched(path.committer.run()), watched(path.monitor.run()), watched(path.dispatcher.watch())]
         try:

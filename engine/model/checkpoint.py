@@ -209,8 +209,9 @@ def _present_name(name: str) -> str:
 def revision_of(checkpoint_directory: Path, extra_files: tuple[Path, ...] = ()) -> str:
     """SHA-256 over names and contents of every file that decides results, and of `extra_files`, as 32 hex digits.
 
-    Equal revisions give equal results in one precision, so the tokenizer's files count too. Files of the directory, of its modules and
-    of an index of shards are read, and no other folders. Raises CheckpointError for a broken modules.json or index.
+    Equal revisions give equal results in one precision, so the tokenizer's files count too. Files of the directory, of
+    its modules and of an index of shards are read, and no other folders. Raises CheckpointError for a broken
+    modules.json or index.
     """
     folders = {checkpoint_directory, *(module.directory for module in read_modules(checkpoint_directory))}
     files = {path for folder in folders for pattern in _RESULT_FILES for path in folder.glob(pattern)}

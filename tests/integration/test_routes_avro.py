@@ -397,6 +397,7 @@ async def test_an_output_schema_that_is_not_compatible_is_refused_at_start(
         schema_registry_url=registry_url,
     )
     assert await worker.exit_code() != 0
+    assert worker.events("library_noise") == []  # as of a producer that was left open
     registered = orders.client.get_latest_version(f"{source}-value")
     for part in (f"schema {registered.schema_id} of {source}-value", f"{output}-value, whose latest is {latest}"):
         assert part in worker.tail()
