@@ -356,7 +356,7 @@ class Pipeline:
         are in transactions that are never committed.
         """
         is_present = self.ledger.is_present
-        return not isinstance(self.outbox, Outbox) or await self.outbox.withdraw(
+        return isinstance(self.outbox, TransactionalOutbox) or await self.outbox.withdraw(
             lambda one: isinstance(one, Output) and not is_present(one.origin), AnswerDropped(), timeout_s
         )
 

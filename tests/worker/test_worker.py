@@ -137,6 +137,9 @@ class FakeOutbox:
     async def partitions(self, _: str) -> int:
         return 1
 
+    async def withdraw(self, *_: object) -> bool:
+        return True
+
     def put(self, topic: str, _: int | None, records: Sequence[OutRecord]) -> None:
         for record in records:
             self.sent.append((topic, dict(record.headers).get(CORRELATION_ID)))
