@@ -34,6 +34,7 @@ from tests.object_stores import Proxy, create_bucket, keys_of, s3_server, store_
 from tests.producer.table_files import write_table
 from tests.producer.test_bulk_resume import EXTENSIONS, NUM_ROWS, Killed, embed, make_input, run
 from tests.producer.test_bulk_resume import small_parts as small_parts  # for the jobs of this file too
+from tests.producer.test_openai_batch import Vectors
 from tests.producer.test_openai_batch import line as openai_line
 from tests.producer.test_openai_batch import run_job as run_openai_job
 
@@ -401,14 +402,18 @@ def test_folders_of_partitions_give_the_rows_of_local_ones(tmp_path: Path, store
     assert len(found) == 3
 
 
+def num_parts(store: S3Store, output: str) -> int:
+    return len(json.loads(content(store, f"{output}.parts/manifest.json"))["parts"])
+
+
 def test_openais_batch_files_are_continued(tmp_path: Path, store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "BLOCK_ROWS", 4)
     monkeypatch.setattr(part_writer, "PART_ROWS", 4)
     run_openai_job(tmp_path, *[openai_line(str(number % 19), input="a" * (1 + number)) for number in range(25)])
     obstore.put(store, "batch/in.jsonl", tmp_path / "in.jsonl")
-    for most in (0, 3, 5):
+    for client in (Vectors(0), Vectors(3), Vectors(9, lambda: num_parts(store, "batch/out.jsonl") == 2)):
         with pytest.raises(KeyboardInterrupt):
-            run_openai_job(file_path("s3://rows/batch"), most=most)
+            run_openai_job(file_path("s3://rows/batch"), client=client)
     assert run_openai_job(file_path("s3://rows/batch")).rows < 25  # the rest is kept
     assert content(store, "batch/out.jsonl") == (tmp_path / "out.jsonl").read_bytes()
     assert keys_of(store) == ["batch/in.jsonl", "batch/out.jsonl"]

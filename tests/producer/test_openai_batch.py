@@ -34,8 +34,9 @@ FAULTS: dict[str, PenstockError] = {
 class Vectors:
     """Answers an input with its length, in as many dimensions as are asked for; some texts are errors."""
 
-    def __init__(self, most: float = float("inf")) -> None:
+    def __init__(self, most: float = float("inf"), may_end: Callable[[], bool] = lambda: True) -> None:
         self.most = most  # calls before an interrupt
+        self.may_end = may_end  # whether the interrupt may come: before, the call waits
         self.num_calls = 0
 
     async def map(
@@ -52,6 +53,8 @@ class Vectors:
         assert on_reply is not None
         self.num_calls += 1
         if self.num_calls > self.most:
+            while not self.may_end():  # noqa: ASYNC110 — a store has no event
+                await asyncio.sleep(0.01)
             raise KeyboardInterrupt
         dimensions = (options or NO_OPTIONS).dimensions or 2
         if dimensions > 8:
@@ -73,7 +76,7 @@ def line(custom_id: str = "a", *, url: str = "/v1/embeddings", method: str = "PO
     return json.dumps(request).encode()
 
 
-def run_job(folder: Path, *lines: bytes, options: Options = NO_OPTIONS, most: float = float("inf")) -> BulkResult:
+def run_job(folder: Path, *lines: bytes, options: Options = NO_OPTIONS, client: Vectors | None = None) -> BulkResult:
     """Answer the lines, or the files that are there, and write out.jsonl."""
     if lines:
         (folder / "in.jsonl").write_bytes(b"".join(one + b"\n" for one in lines))
@@ -83,7 +86,7 @@ def run_job(folder: Path, *lines: bytes, options: Options = NO_OPTIONS, most: fl
         open_reader(sources, "text", standard_format=OPENAI, model="m") as reader,
         output.open(reader) as writer,
     ):
-        return asyncio.run(run_bulk(Vectors(most), "embed", reader, writer, options=options))
+        return asyncio.run(run_bulk(client or Vectors(), "embed", reader, writer, options=options))
 
 
 def answers(folder: Path, *lines: bytes, **given: Any) -> list[dict[str, Any]]:
@@ -234,7 +237,7 @@ def test_interrupted_anywhere_a_job_gives_the_same_bytes(tmp_path: Path, monkeyp
     (tmp_path / "in.jsonl").write_bytes((tmp_path / "whole" / "in.jsonl").read_bytes())
     for most in (0, 3, 5, 8):
         with pytest.raises(KeyboardInterrupt):
-            run_job(tmp_path, most=most)
+            run_job(tmp_path, client=Vectors(most))
     run_job(tmp_path)
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
 
