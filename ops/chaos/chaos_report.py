@@ -78,7 +78,7 @@ def _judged(run: FaultRun[Verdict], log_path: Path | None) -> Verdict:
 
 
 def _common(run: ChaosRun | RoutesRun, judge: Judge | RouteJudge) -> dict[str, Any]:
-    """What every report has. `verdict` is of a run with routes."""
+    """The fields of every report. `verdict` is of a run with routes."""
     broken = ", ".join(f"{number:,} {kind}" for kind, number in sorted(judge.violations.items()))
     faults = [asdict(fault) for fault in run.faults.injected]
     return {

@@ -111,7 +111,7 @@ def history(count: int) -> list[Sent]:
 
 
 async def compacted(broker: KafkaBroker, topic: str) -> dict[str, Any]:
-    """What a compacting reader has at the end of all partitions."""
+    """The records that a compacting reader has at the end of all partitions."""
     found: dict[str, Any] = {}
     async with reader_of(broker, topic, isolation_level="read_committed") as reader, asyncio.timeout(300):
         ends = await reader.end_offsets(reader.assignment())

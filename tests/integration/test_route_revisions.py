@@ -31,7 +31,7 @@ CONFIG = {"use.deprecated.format": False}
 
 
 class Kind(NamedTuple):
-    """What a user's programs do with the records of one kind of schema."""
+    """A user's programs for the records of one kind of schema."""
 
     record_format: str
     writer: Callable[[SchemaRegistryClient], tuple[Any, Any]]  # a serializer, and a record

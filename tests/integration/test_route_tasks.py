@@ -27,7 +27,7 @@ TEXT = {
 
 
 class Enriched:
-    """What comes out of a route into which texts go, one a record. With a registry the records are Avro."""
+    """The output of a route into which texts go, one a record. With a registry the records are Avro."""
 
     def __init__(self, kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, registry_url: str | None) -> None:
         self._kafka, self._unique, self._start = kafka, unique, start_worker

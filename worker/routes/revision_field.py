@@ -15,7 +15,7 @@ class RevisionField(NamedTuple):
 
     @classmethod
     def of(cls, settings: RouteSettings, info: ModelInfo) -> Self | None:
-        """What a route's settings want. Equal revisions are one checkpoint, whatever the names before them."""
+        """The field that settings ask for. Equal revisions are one checkpoint, whatever the names before them."""
         if settings.revision_field is None:
             return None
         return cls(Pointer.parse(settings.revision_field).names[-1], model_text(info.name, info.revision))

@@ -194,7 +194,7 @@ class RouteSettings(RouteFields):
 
     @property
     def parts(self) -> Sequence["RouteSettings"]:
-        """What the worker runs: the route, and one of class bulk for its replays, whose records have any age."""
+        """The routes that a worker runs: this, and one of class bulk for its replays, whose records have any age."""
         if not self.accept_replays:
             return (self,)
         of_replays = {"input_topic": replay_topic(self.input_topic), "route_class": "bulk", "max_age_ms": None}

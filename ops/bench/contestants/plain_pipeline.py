@@ -1,4 +1,4 @@
-"""What others run in place of a route: `python -m penstock.ops.bench.contestants.plain_pipeline <spec as JSON>`.
+"""A program in place of a route: `python -m penstock.ops.bench.contestants.plain_pipeline <spec as JSON>`.
 
 `faststream`: a batch subscriber around sentence-transformers, which sorts a batch by length and pads its parts. `http`:
 one call a record to a server with the interface /v1/embeddings, which text-embeddings-inference has: one call after

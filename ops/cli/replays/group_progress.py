@@ -1,4 +1,4 @@
-"""What a consumer group has finished of a topic."""
+"""The part of a topic that a consumer group has finished."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which records of one partition a replay sends, and when, so that no key ends with an older result than its newest."""
+"""The records of a partition that a replay sends, and when, so that no key ends with a result older than its newest."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class PartitionReplay:
             self._num_keyless += 1
 
     def count_wanted(self) -> int:
-        """How many records are to be sent, by the survey."""
+        """Number of records that are to be sent, by the survey."""
         return self._num_keyless + sum([self._is_missing(hashed, offset) for hashed, offset in self._newest.items()])
 
     def note_sent(self, key: bytes | None, offset: int, at: int, now: float) -> None:
@@ -104,7 +104,7 @@ class PartitionReplay:
             self._on_way[_hashed(record.key)] += 1
 
     def seal(self, end: int, now: float) -> None:
-        """What was sent since the last call is acknowledged, and before offset `end` of the topic of replays."""
+        """All that was sent since the last call is acknowledged, and before offset `end` of the topic of replays."""
         if self._num_open:
             self._rounds.append(_Round(end, now, self._num_open, self._open))
             self._open, self._num_open = [], 0

@@ -1,4 +1,4 @@
-"""What the door of routes lets in."""
+"""The records that the door of routes lets in."""
 
 from dataclasses import replace
 from typing import Any
