@@ -27,7 +27,7 @@ def with_field(schema: AvroType, names: Sequence[str], result: AvroType) -> tupl
     schema = with_own_records(schema, names)
     derived, start, record = _extended(schema, names, result)
     simple = str(record.get("name")).rpartition(".")[2]
-    if any(one.rpartition(".")[2] == simple for one in _references(schema)):
+    if any(one.rpartition(".")[2] == simple for one in referenced_names(schema)):
         raise WrongArgument(
             f"The record {simple} is the type of several fields, so it can have no field for the result."
         )
@@ -76,15 +76,15 @@ def _replaced(values: Sequence[Any], n: int, value: Any) -> list[Any]:
     return [*values[:n], value, *values[n + 1 :]]
 
 
-def _references(schema: AvroType) -> Iterator[str]:
+def referenced_names(schema: AvroType) -> Iterator[str]:
     """The names of types, wherever they are used."""
     if isinstance(schema, str):
         yield schema
     elif isinstance(schema, list):
         for one in schema:
-            yield from _references(one)
+            yield from referenced_names(one)
     elif isinstance(schema, dict):
         for name in _WITH_TYPES:
-            yield from _references(schema.get(name, []))
+            yield from referenced_names(schema.get(name, []))
         for field in schema.get("fields", []):
-            yield from _references(field["type"])
+            yield from referenced_names(field["type"])

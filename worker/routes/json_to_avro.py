@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -12,7 +12,7 @@ from fastavro.validation import ValidationError
 
 from penstock.producer.errors import InvalidRequest, WrongArgument
 from penstock.producer.wire.plain_rows import PlainRow
-from penstock.worker.routes.avro_fields import without_logical_types
+from penstock.worker.routes.avro_fields import referenced_names, without_logical_types
 from penstock.worker.routes.avro_names import with_own_records
 from penstock.worker.routes.json_format import read_exactly
 from penstock.worker.routes.pointer import Pointer
@@ -122,7 +122,7 @@ def _parsed(schema: Schema, referenced: Sequence[tuple[str, str]], fields: Mappi
         for place, kind in fields.items():
             _require_field(parsed, place, kind)
         others = [json.loads(text) for _, text in referenced]
-        if wrong := [kind for one in (*others, parsed) for kind in _types(one) if kind in _NOT_IN_JSON]:
+        if wrong := [kind for one in (*others, parsed) for kind in referenced_names(one) if kind in _NOT_IN_JSON]:
             raise WrongArgument(f"The schema has the type {wrong[0]}, which JSON does not have.")
         for one in others:
             fastavro.parse_schema(without_logical_types(one), names)
@@ -162,17 +162,3 @@ def _shape(schema: AvroType) -> Any:
             return {field["name"]: _shape(field["type"]) for field in schema["fields"]}
         case inner:
             return _shape(inner)
-
-
-def _types(schema: AvroType) -> Iterator[str]:
-    """The names of all types that a schema uses."""
-    if isinstance(schema, str):
-        yield schema
-    elif isinstance(schema, list):
-        for one in schema:
-            yield from _types(one)
-    elif isinstance(schema, dict):
-        for name in ("type", "items", "values"):
-            yield from _types(schema.get(name, []))
-        for field in schema.get("fields", []):
-            yield from _types(field["type"])
