@@ -110,7 +110,7 @@ def _embeddings(checkpoint: Checkpoint, stack: str) -> TokenEmbeddings:
 
 
 def prefix_of(checkpoint: Checkpoint) -> str:
-    """What precedes the tensors of both stacks."""
+    """The prefix of the tensors of both stacks."""
     return checkpoint.weights.prefix(_PREFIXES, _PROBE)
 
 

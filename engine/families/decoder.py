@@ -33,7 +33,7 @@ _PROBE = "embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What a family's config.json says, with the family's defaults."""
+    """The values of a family's config.json, with the family's defaults."""
 
     heads: Heads
     attentions: Sequence[RotaryAttention]  # of each layer, without the norms of its heads
@@ -78,7 +78,7 @@ def classifier(checkpoint: Checkpoint) -> tuple[Dense]:
 
 
 def classifier_pooling(checkpoint: Checkpoint) -> str:
-    """What ...ForSequenceClassification reads."""
+    """The pooling of ...ForSequenceClassification."""
     return "last"
 
 

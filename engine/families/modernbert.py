@@ -73,7 +73,7 @@ def _transform(checkpoint: Checkpoint) -> tuple[Dense, Norm]:
 
 
 def classifier_pooling(checkpoint: Checkpoint) -> str:
-    """What ModernBertForSequenceClassification reads. Raises UnsupportedCheckpoint."""
+    """The pooling of ModernBertForSequenceClassification. Raises UnsupportedCheckpoint."""
     pooling = setting(checkpoint.config, "classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise UnsupportedCheckpoint(f"{checkpoint.directory}: classifier_pooling {pooling!r} is not implemented.")

@@ -85,7 +85,7 @@ def read_classifier(weights: Tensors, first: str, activation: str, second: str) 
 
 
 def first_token(checkpoint: Checkpoint) -> str:
-    """What nearly every ...ForSequenceClassification reads."""
+    """The pooling of nearly every ...ForSequenceClassification."""
     return "cls"
 
 

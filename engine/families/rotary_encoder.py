@@ -29,7 +29,7 @@ class RotaryNames:
 
 @dataclass(frozen=True, slots=True)
 class RotaryFamily:
-    """What differs between the families, beside names. Defaults are those of transformers' configuration classes."""
+    """The differences between the families, beside names. Defaults are those of transformers' configuration classes."""
 
     prefixes: tuple[str, ...]
     layouts: tuple[RotaryNames, ...]

@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say of a checkpoint, as that library and CrossEncoder take it.
+"""The words of sentence-transformers' files on a checkpoint, as that library and CrossEncoder take it.
 
 The modules after the transformer as one EmbeddingTail, the lengths of its vectors, and the longest sequence.
 """

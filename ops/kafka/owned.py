@@ -1,4 +1,4 @@
-"""What ends with this process, even if it is killed with SIGKILL: processes, and folders at the next start."""
+"""Things that end with this process, even if it is killed with SIGKILL: processes, and folders at the next start."""
 
 import contextlib
 import fcntl

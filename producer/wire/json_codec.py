@@ -24,7 +24,7 @@ _MAX_QUOTES = 4 * MAX_ITEMS  # two a string
 
 
 class Defaults(NamedTuple):
-    """What a JSON request may leave out, by the model that its worker serves."""
+    """The keys that a JSON request may leave out, by the model that its worker serves."""
 
     model: str
     task: str

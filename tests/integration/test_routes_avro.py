@@ -69,7 +69,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Orders:
-    """What a user's producer and consumer do with a registry."""
+    """A user's producer and consumer of records with a registry."""
 
     def __init__(self, client: SchemaRegistryClient, topic: str, output: str, schema: dict[str, Any] = ORDER) -> None:
         self.client = client

@@ -16,7 +16,7 @@ MAX_PAIR_TOKENS = 1 << 22
 
 
 def texts_of(request: Request) -> Sequence[Text]:
-    """What is tokenized for a request: its texts, and then the hypothesis of each label, once for all texts."""
+    """Inputs that are tokenized for a request: its texts, and then the hypothesis of each label, once for all texts."""
     texts = request.text or ()
     return texts if request.options.labels is None else [*texts, *hypotheses(request.options)]
 
