@@ -25,6 +25,7 @@ from penstock.engine.types import Int32Array, PackedBatch, TaskOptions
 
 Encode = Callable[[PackedBatch], Tensor]  # hidden states [T, H] in the order of the batch's tokens; ignores its options
 _ANY_TASK = TaskOptions("embed")  # a batch has options for each sequence
+_HOST = torch.device("cpu")  # of tensors that name no device, also where a caller has set another default
 
 
 def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "PackedModel":
@@ -34,6 +35,11 @@ def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "Pac
     dtype: precision of the arithmetic, as in `load_engine`. Results have the model's own dtype.
     Raises UnsupportedCheckpoint, CheckpointError, UnsupportedDevice.
     """
+    with _HOST:
+        return _packed(hf_model, dtype, device)
+
+
+def _packed(hf_model: Any, dtype: str, device: str) -> "PackedModel":
     checkpoint = _copied(hf_model)
     family = family_of(checkpoint)
     weights = family.encoder(checkpoint)
@@ -51,8 +57,9 @@ def from_torch(hf_model: Any, dtype: str = "auto", device: str = "auto") -> "Pac
 
 def weights_of(hf_model: Any) -> EncoderWeights:
     """A copy of a transformers model's encoder weights."""
-    checkpoint = _copied(hf_model)
-    return family_of(checkpoint).encoder(checkpoint)
+    with _HOST:
+        checkpoint = _copied(hf_model)
+        return family_of(checkpoint).encoder(checkpoint)
 
 
 def _copied(hf_model: Any) -> Checkpoint:
@@ -86,12 +93,12 @@ class PackedModel:
         own = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         own = own.cpu()
         lengths = own.sum(dim=1)
-        if not torch.equal(own, torch.arange(own.shape[1]) < lengths[:, None]):
+        if not torch.equal(own, torch.arange(own.shape[1], device=own.device) < lengths[:, None]):
             raise ValueError("attention_mask has zeros before ones. Pad on the right (padding_side='right').")
         if not own.any():
             return torch.zeros(*input_ids.shape, self._hidden_size, dtype=self._dtype, device=input_ids.device)
         present = lengths[lengths > 0]
-        cu_seqlens = torch.cat((torch.zeros(1, dtype=torch.int64), present.cumsum(dim=0)))
+        cu_seqlens = torch.cat((present.new_zeros(1), present.cumsum(dim=0)))
         types = None if token_type_ids is None else token_type_ids.cpu()[own]
         hidden = self.packed(input_ids.cpu()[own], cu_seqlens, types).to(input_ids.device)
         padded = hidden.new_zeros(*input_ids.shape, hidden.shape[1])
@@ -112,7 +119,8 @@ class PackedModel:
         longest = int(np.diff(bounds).max(initial=0))
         if self._max_tokens is not None and longest > self._max_tokens:
             raise ValueError(f"the longest sequence has {longest} tokens; the model takes {self._max_tokens}.")
-        hidden = self._encode(PackedBatch(ids, bounds, longest, types, [_ANY_TASK] * (len(bounds) - 1)))
+        with _HOST:
+            hidden = self._encode(PackedBatch(ids, bounds, longest, types, [_ANY_TASK] * (len(bounds) - 1)))
         _require_finite(hidden, bounds)
         return hidden.to(token_ids.device, self._dtype)
 

@@ -172,3 +172,13 @@ def test_unknown_models_and_devices_are_named(bert: tuple[Any, PackedModel]) -> 
         from_torch(gpt)
     with pytest.raises(UnsupportedDevice, match="'abacus'"):
         from_torch(bert[0], device="abacus")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_default_device_of_the_caller_changes_nothing(tmp_path: Path, family: str) -> None:
+    model = save_encoder(tmp_path, family)
+    ids, mask = padded(LENGTHS)
+    expected = from_torch(model, dtype="float32", device="cpu")(ids, mask)
+    with torch.device("meta"):  # where every tensor that names no device has no values
+        found = from_torch(model, dtype="float32", device="cpu")(ids, mask)
+    assert torch.equal(found, expected)
