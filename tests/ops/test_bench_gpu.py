@@ -183,7 +183,7 @@ def test_the_share_of_a_shape_is_of_its_floor() -> None:
         "shape, NomicBERT, 2-100 tokens, floor, req/s": 750,
         "shape, NomicBERT, 2-100 tokens, transformers SDPA, req/s": 200,
         "shape, NomicBERT, 2-100 tokens, share of the floor": 0.8,
-        "shape, NomicBERT, 2-100 tokens, over SDPA": 3,
+        "shape, NomicBERT, 2-100 tokens, over transformers SDPA": 3,
     }
 
 

@@ -42,8 +42,8 @@ def _shapes(record: Record) -> Measures:
             found |= {f"{work}, {who}, req/s": load["requests"] / taken for who, taken in seconds.items()}
             if OURS in seconds:
                 found[f"{work}, share of the floor"] = seconds[FLOOR] / seconds[OURS]
-            if OURS in seconds and SDPA in seconds:
-                found[f"{work}, over SDPA"] = seconds[SDPA] / seconds[OURS]
+                others = [who for who in (SDPA, PACKED) if who in seconds]
+                found |= {f"{work}, over {who}": seconds[who] / seconds[OURS] for who in others}
     return found
 
 
@@ -94,13 +94,13 @@ _KERNELS_OF_ATTENTION = Grid(
     [_beside("attention, *", "kernel, attention, *, @", ["µs", "FlashAttention-2, µs", "byte floor, µs"])],
 )
 _SHAPES = Grid(
-    ["shape, tokens", "req/s", "share of the floor", "over transformers SDPA"],
+    ["shape, tokens", "req/s", "share of the floor", f"over {SDPA}", f"over {PACKED}"],
     [
         [
             "*, * tokens",
             "{shape, *, * tokens, ours, req/s}",
             "{shape, *, * tokens, share of the floor}",
-            "{shape, *, * tokens, over SDPA}",
+            *(f"{{shape, *, * tokens, over {who}}}" for who in (SDPA, PACKED)),
         ]
     ],
 )

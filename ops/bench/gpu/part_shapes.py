@@ -13,15 +13,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from penstock.engine.gpu import GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
+from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
+from penstock.engine.model.forward import forward
 from penstock.engine.model.results import EmbeddingTail
-from penstock.engine.model.weights import EncoderWeights
+from penstock.engine.model.weights import Encoder, EncoderWeights, PlainAttention
 from penstock.engine.packed_model import weights_of
 from penstock.engine.types import Int32Array, ModelInfo
 from penstock.ops.bench.common.draws import filling
 from penstock.ops.bench.common.shapes import SHAPES, VOCAB
 from penstock.ops.bench.gpu.bench import DTYPE, Bench, pack, random_requests
+from penstock.ops.bench.gpu.contestants.packed_torch import TorchOps
 from penstock.ops.bench.gpu.floor import GemmFloor, LayerSizes
-from penstock.ops.bench.gpu.gpu_tables import FLOOR, OURS, SDPA
+from penstock.ops.bench.gpu.gpu_tables import FLOOR, OURS, PACKED, SDPA
 from penstock.ops.bench.gpu.timing import Work, once_ms, wall_s
 
 RANGES = ((2, 100), (5, 500), (100, 2000))
@@ -55,6 +58,9 @@ def run(bench: Bench, name: str) -> dict[str, Any]:
             seconds[OURS] = _engine_s(engine, batches)
         with bench.guarded(SDPA, f"{name}, {low}-{high} tokens"):
             seconds[SDPA] = _sdpa_s(sdpa, batches)
+        if all(isinstance(layer.attention, PlainAttention) for layer in weights.layers):
+            with bench.guarded(PACKED, f"{name}, {low}-{high} tokens"):
+                seconds[PACKED] = _packed_s(prepare_for_gpu(weights, DTYPE, bench.device), batches)
         loads.append({"low": low, "high": high, "requests": sum(map(len, batches)), "s": seconds})
     (one,) = random_requests(filling(_ONE_TOKENS, _ONE_TOKENS, _ONE_TOKENS, bench.seed), VOCAB, bench.seed)
     return {"shape": name, "loads": loads, "one_request_ms": once_of(lambda: engine.run(pack([one])), _ONE_ROUNDS)}
@@ -100,6 +106,17 @@ def _floor(bench: Bench, weights: EncoderWeights) -> GemmFloor:
     (qkv, hidden), (up, _), (_, down) = (one.weight.shape for one in (layer.qkv, layer.up, layer.down))
     sizes = LayerSizes(hidden, qkv, layer.attention_output.weight.shape[1], up, down)
     return GemmFloor(sizes, len(weights.layers), BATCH_TOKENS, bench.recorder)
+
+
+def _packed_s(encoder: Encoder[GpuDense], batches: Batches) -> float:
+    """Seconds of torch's own operators over the same batches, without padding, by its FlashAttention-2."""
+    return min(wall_s(partial(_packed_passes, encoder, batches)) for _ in range(_ROUNDS))
+
+
+def _packed_passes(encoder: Encoder[GpuDense], batches: Batches) -> None:
+    for requests in batches:
+        ops = TorchOps.upload(pack(requests), encoder.heads.queries, torch.device("cuda"))
+        torch.segment_reduce(forward(encoder, ops), "mean", offsets=ops.cu_seqlens.long()).cpu()
 
 
 def _sdpa_s(model: nn.Module, batches: Batches) -> float:
