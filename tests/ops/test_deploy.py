@@ -44,8 +44,8 @@ def test_every_variable_is_a_setting(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_option_of_a_command_exists(name: str) -> None:
-    """As on lines that begin a command, `penstock worker --config …`, and in Kubernetes' list of arguments."""
-    text = TEXTS[name].replace("args: [worker, ", "penstock worker ")
+    """As on lines that begin a command, `penstock worker --config …`, and in lists of arguments."""
+    text = re.sub(r"(args|command): \[worker, ", "penstock worker ", TEXTS[name])
     for command, rest in re.findall(r"(?:/|\b)penstock (worker|embed|check|config)\b([^\n`;#]*)", text):
         shown = " ".join(CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output.split())
         for option in re.findall(r"--[a-z][a-z-]+", rest):
@@ -94,8 +94,9 @@ def test_a_stop_has_time_for_the_drain_and_for_the_end_of_the_process() -> None:
         in TEXTS["helm/penstock/templates/deployment.yaml"]
     )
     drain_s = WorkerSettings.model_fields["drain_s"].default
-    compose = load(DEPLOY / "compose" / "compose.yaml")
-    assert int(compose["services"]["worker"]["stop_grace_period"].removesuffix("s")) > drain_s + EXIT_S
+    services = load(DEPLOY / "compose" / "compose.yaml")["services"]
+    for name in ("worker", "route"):
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > drain_s + EXIT_S
     (stop_s,) = re.findall(r"TimeoutStopSec=(\d+)", TEXTS["systemd/penstock-worker.service"])
     assert int(stop_s) > drain_s + EXIT_S
 
@@ -104,14 +105,34 @@ def test_the_compose_file_mounts_files_that_exist() -> None:
     """Those of dashboards and rules are folders."""
     folder = DEPLOY / "compose"
     services = load(folder / "compose.yaml")["services"]
-    assert {"kafka", "worker", "producer", "prometheus", "jaeger", "grafana"} == services.keys()
+    assert {"kafka", "worker", "producer", "messages", "route", "prometheus", "jaeger", "grafana"} == services.keys()
     mounts = [mount.split(":")[0] for service in services.values() for mount in service.get("volumes", ())]
     paths = [folder / mount for mount in mounts if mount.startswith(".") and Path(mount).suffix]
-    assert len(paths) == 3
+    assert len(paths) == 4
     assert [path for path in paths if not path.is_file()] == []
-    assert all(load(path) for path in paths)
+    assert all(load(path) for path in paths if path.suffix == ".yaml")
     build = services["worker"]["build"]
     assert (folder / build["context"] / build["dockerfile"]).resolve() == (DEPLOY / "docker" / "Dockerfile.cpu")
+
+
+def test_the_route_of_the_compose_file_reads_the_topic_of_its_messages_and_is_watched() -> None:
+    folder = DEPLOY / "compose"
+    services = load(folder / "compose.yaml")["services"]
+    route = services["route"]
+    [file] = [mount.split(":")[0] for mount in route["volumes"] if ".toml:" in mount]
+    assert route["command"] == ["worker", "--config", route["volumes"][-1].split(":")[1]]
+    settings = WorkerSettings.model_validate({"config": folder / file, "model": "m"})
+    [enriching] = settings.all_routes
+    [script] = services["messages"]["command"]
+    assert re.findall(r"--topic (\S+)", script) == [enriching.input_topic]
+    [value] = re.findall(r'echo "\$\$id\|(.+)"$', script, re.M)
+    message = json.loads(value.replace('\\"', '"').replace("$$id", "7"))
+    assert set(re.findall(r"{(\w+)}", str(enriching.text))) <= message.keys()
+    assert f"--topic {enriching.output_topic} " in TEXTS["compose/compose.yaml"]
+    [job] = load(folder / "prometheus.yaml")["scrape_configs"]
+    [watched] = job["dns_sd_configs"]
+    assert watched["names"] == ["worker", "route"]
+    assert {services[name]["image"] for name in watched["names"]} == {"penstock:cpu"}
 
 
 def test_the_schema_knows_every_value_and_the_chart_uses_it() -> None:
