@@ -1,20 +1,18 @@
 """The settings of a worker. Each field is a command-line option and an environment variable."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from pydantic_settings import NoDecode
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from penstock.producer.settings import KafkaSettings, RequestTopic
-from penstock.producer.settings_sources import FILE_ONLY, FileSettings
+from penstock.producer.settings import KafkaSettings
+from penstock.producer.settings_sources import FileSettings
 from penstock.producer.wire.topics import NUM_PARTITIONS, REPLY_TOPIC_PATTERN
 from penstock.scheduler.settings import AdmissionName, OrderName, PartitionName, TriggerName
 from penstock.worker.model_settings import ModelSettings
-from penstock.worker.routes.registry_settings import RegistrySettings
-from penstock.worker.routes.settings import RouteFields, RouteSettings, check_routes, read_json_setting, route_of
+from penstock.worker.topic_settings import TopicSettings
 
 _MAX_DIGITS = 6  # of the number of a GPU
 _MAX_PATTERN_CHARS = 10_000
@@ -62,7 +60,7 @@ class RequestSettings(FileSettings):
     )
 
 
-class WorkerSettings(ModelSettings, RequestSettings, RegistrySettings, KafkaSettings, RouteFields):
+class WorkerSettings(ModelSettings, RequestSettings, TopicSettings, KafkaSettings):
     """Settings of one worker process: one model, one consumer-group member. None and "auto" leave the value open.
 
     `resolved_settings.resolve` decides the open values when the engine is known.
@@ -104,22 +102,6 @@ class WorkerSettings(ModelSettings, RequestSettings, RegistrySettings, KafkaSett
         description="Engine threads; each runs one batch at a time. Default: one per CPU core. A GPU runs one.",
     )
 
-    topic: RequestTopic = Field(
-        None,
-        description="Request topic. Bulk requests use the topic <topic>.bulk. Default: penstock.requests.<served "
-        "name>; none where there are routes.",
-    )
-    routes: Annotated[tuple[RouteSettings, ...], NoDecode, BeforeValidator(read_json_setting)] = Field(
-        (),
-        json_schema_extra={"metavar": FILE_ONLY},
-        description="Routes, in place of the one that input_topic begins: tables [[routes]] of the configuration file.",
-    )
-    group_id: str | None = Field(
-        None,
-        min_length=1,
-        description="Consumer group. Default: penstock.<served name>, and of a worker with one route and no request "
-        "topic penstock.<served name>.<output topic>. Others with routes must name it.",
-    )
     partitions: int = Field(
         NUM_PARTITIONS,
         ge=1,
@@ -238,35 +220,6 @@ class WorkerSettings(ModelSettings, RequestSettings, RegistrySettings, KafkaSett
         min_length=1,
         description="Address that serves the metrics. 0.0.0.0: all of this machine's; the metrics have no password.",
     )
-
-    @model_validator(mode="after")
-    def _check_routes(self) -> Self:
-        given = [
-            name for name in RouteFields.model_fields if getattr(self, name) != RouteFields.model_fields[name].default
-        ]
-        if given and self.input_topic is None:
-            raise ValueError(f"{given[0]} is of a route, which begins with input_topic")
-        if given and self.routes:
-            raise ValueError("input_topic and [[routes]]: give one of them")
-        routes = check_routes(self.all_routes, self.topic)
-        if routes and self.group_id is None and (len(routes) > 1 or self.topic is not None):
-            raise ValueError("group_id must be given with several routes, or with a route and a request topic")
-        has_schemas = any(route.has_schemas for route in routes)
-        if has_schemas != (self.schema_registry_url is not None):
-            raise ValueError(
-                "schema_registry_url is the registry of routes in avro, protobuf and json-schema, which need it"
-            )
-        return self
-
-    @property
-    def all_routes(self) -> Sequence[RouteSettings]:
-        """The routes of the file, or the one that the options say."""
-        return self.routes if self.input_topic is None else (route_of(self),)
-
-    @property
-    def route_parts(self) -> Sequence[RouteSettings]:
-        """The routes that the worker runs: all of these, and those of their replays."""
-        return [part for route in self.all_routes for part in route.parts]
 
     @classmethod
     def handed_over(cls, values: Mapping[str, Any], origins: Mapping[str, str]) -> Self:

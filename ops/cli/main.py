@@ -31,7 +31,7 @@ COMMANDS = {
     "logs": "Inspect the logs of workers: summary, slow requests, errors, batches, costs, report.",
     "dlq": "List, show, replay and answer dead letters.",
     "replay": "Send records of a topic again: a range of requests, or the history of a route.",
-    "asyncapi": "Print an AsyncAPI document of a model's topics, headers and values.",
+    "asyncapi": "Print an AsyncAPI document of a worker's topics, headers and values.",
     "broker": "Run a Kafka broker for development on this machine.",
     "bench": "Measure workers, engines and policies. Needs a checkout.",
 }

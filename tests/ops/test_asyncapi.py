@@ -12,11 +12,18 @@ from typer.testing import CliRunner
 
 from penstock.ops.cli.development.asyncapi import document
 from penstock.ops.cli.main import app
+from penstock.ops.cli.terminal import EXIT_OK, EXIT_USAGE
 from penstock.producer.errors import ERRORS_BY_CODE
 from penstock.producer.wire import headers
 from penstock.producer.wire.messages import TASKS, Options
 from penstock.producer.wire.topics import bulk_topic, dead_letter_topic, request_topic
+from penstock.worker.routes.settings import RouteSettings
+from penstock.worker.settings import WorkerSettings
 
+ROOT = Path(__file__).parent.parent.parent
+ORDERS = RouteSettings.model_validate(
+    {"input_topic": "orders", "output_topic": "orders.enriched", "record_format": "text", "accept_replays": True}
+)
 GOLDEN = Path(__file__).parent.parent / "producer" / "golden" / "vectors.json"
 VECTORS = {vector["name"]: vector for vector in json.loads(GOLDEN.read_text(encoding="utf-8"))}
 ALL_MESSAGES: dict[str, Any] = document()["components"]["messages"]
@@ -167,7 +174,8 @@ def test_it_has_every_task_option_and_error_code() -> None:
 
 def test_it_has_every_header_of_the_code() -> None:
     constants = {value for name, value in vars(headers).items() if name.isupper() and isinstance(value, str)}
-    documented = {name for message in MESSAGES.values() for name in message["headers"]["properties"]}
+    messages = document(topic="requests", routes=[ORDERS])["components"]["messages"]
+    documented = {name for message in messages.values() for name in message["headers"].get("properties", ())}
     assert constants <= documented
     for names in (headers.request_headers(b"", "r", 0, 1), headers.ReplyAddress("r", 0, b"c", b"t").headers()):
         assert {name for name, _ in names} <= documented
@@ -180,8 +188,6 @@ def test_the_addresses_are_those_of_the_model() -> None:
         "requests": topic,
         "bulkRequests": bulk_topic(topic),
         "replies": None,  # each request names it
-        "enrichedRecords": None,  # the worker's settings name it
-        "replayedRecords": None,
         "deadLetters": dead_letter_topic(topic),
         "bulkDeadLetters": dead_letter_topic(bulk_topic(topic)),
     }
@@ -190,8 +196,47 @@ def test_the_addresses_are_those_of_the_model() -> None:
     assert (general["address"], list(general["parameters"])) == ("penstock.requests.{model}", ["model"])
 
 
-def test_every_reference_leads_somewhere() -> None:
-    whole = document()
+def test_the_addresses_and_formats_of_routes_are_those_of_the_settings() -> None:
+    fields = {"input_topic": "notes", "output_topic": "notes.avro", "text": "body"}
+    avro = RouteSettings.model_validate({**fields, "record_format": "avro", "output_format": "json"})
+    whole = document("intents", routes=[ORDERS, avro])
+    assert {name: channel["address"] for name, channel in whole["channels"].items()} == {
+        "route1Input": "orders",
+        "route1InputDeadLetters": "orders.dead-letter",
+        "route1Replay": "orders.replay",
+        "route1ReplayDeadLetters": "orders.replay.dead-letter",
+        "route1Output": "orders.enriched",
+        "route2Input": "notes",
+        "route2InputDeadLetters": "notes.dead-letter",
+        "route2Output": "notes.avro",
+    }
+    messages = whole["components"]["messages"]
+    assert {name: message["contentType"] for name, message in messages.items()} == {
+        "deadLetter": "application/octet-stream",
+        "route1InputRecord": "text/plain",
+        "route1ReplayRecord": "text/plain",
+        "route1OutputRecord": "application/json",
+        "route2InputRecord": "application/vnd.apache.avro",
+        "route2OutputRecord": "application/json",
+    }
+    framed = [name for name, one in messages.items() if "schemaIdLocation" in one["bindings"]["kafka"]]
+    assert framed == ["route2InputRecord"]
+    actions = {one["channel"]["$ref"].rpartition("/")[2]: one["action"] for one in whole["operations"].values()}
+    assert actions == {name: "receive" if name.endswith(("Input", "Replay")) else "send" for name in whole["channels"]}
+
+
+def test_a_worker_with_a_topic_and_a_route_has_the_messages_of_both() -> None:
+    both = document("intents", topic="questions", routes=[ORDERS])["channels"]
+    assert {name: both[name]["address"] for name in ("requests", "bulkRequests", "route1Input")} == {
+        "requests": "questions",
+        "bulkRequests": "questions.bulk",
+        "route1Input": "orders",
+    }
+
+
+@pytest.mark.parametrize("routes", [[], [ORDERS]])
+def test_every_reference_leads_somewhere(routes: list[RouteSettings]) -> None:
+    whole = document(routes=routes)
     found = re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(whole))
     assert found
     for reference in found:
@@ -201,17 +246,39 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 def test_the_command_prints_it() -> None:
-    result = CliRunner().invoke(app, ["asyncapi", "--model", "./checkpoints/intents"], prog_name="penstock")
-    assert result.exit_code == 0
-    assert json.loads(result.output) == document("intents")
+    assert json.loads(printed("--model", "./checkpoints/intents")) == document("intents")
+
+
+def test_the_command_reads_the_routes_of_a_workers_file() -> None:
+    file = ROOT / "ops" / "examples" / "route" / "penstock.toml"
+    [route] = WorkerSettings.model_validate({"config": file, "model": "m"}).all_routes
+    assert json.loads(printed("--config", str(file))) == document(routes=[route])
+    topics = [one["address"] for one in document(routes=[route])["channels"].values()]
+    assert {route.input_topic, route.output_topic} <= set(topics)
+
+
+def test_the_command_takes_a_route_as_a_worker_does_and_refuses_what_that_would() -> None:
+    route = ("--input-topic", "orders", "--output-topic", "orders.enriched", "--text", "note")
+    channels = json.loads(printed(*route))["channels"]
+    assert [one["address"] for one in channels.values()] == ["orders", "orders.dead-letter", "orders.enriched"]
+    assert "input_topic needs output_topic" in printed(*route[:2], exit_code=EXIT_USAGE)
+
+
+def printed(*options: str, exit_code: int = EXIT_OK) -> str:
+    result = CliRunner().invoke(app, ["asyncapi", *options], prog_name="penstock")
+    assert result.exit_code == exit_code, result.output
+    return result.output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [None, "intents"])
-def test_the_parser_of_asyncapi_finds_no_fault(model: str | None) -> None:
+@pytest.mark.parametrize("routes", [[], [ORDERS]])
+def test_the_parser_of_asyncapi_finds_no_fault(model: str | None, routes: list[RouteSettings]) -> None:
     """Node finds the package by NODE_PATH, as after `npm install --global @asyncapi/parser`."""
     node = shutil.which("node")
     if node is None or subprocess.run([node, "-e", "require('@asyncapi/parser')"], capture_output=True).returncode:
         pytest.skip("needs Node.js and its package @asyncapi/parser")
-    done = subprocess.run([node, "-e", PARSE], input=json.dumps(document(model)), capture_output=True, text=True)
+    done = subprocess.run(
+        [node, "-e", PARSE], input=json.dumps(document(model, routes=routes)), capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
