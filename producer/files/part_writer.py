@@ -48,6 +48,7 @@ class PartWriter:
         self.revision = OneRevision(directory.manifest.revision, allow_mixed=allow_mixed_revisions)  # of all runs
         self.report = directory.manifest.report  # of all rows that were written
         self.kept_rows = self.report.rows  # of finished parts
+        self._may_have_parts = self.kept_rows > 0  # also while the first one is being saved: an interrupt may follow
         self.is_resumable = directory.manifest.is_resumable
         self._directory = directory
         self._encoder = encoder
@@ -87,7 +88,7 @@ class PartWriter:
                 self._finish()
             elif isinstance(error, TooManyErrors | MixedRevisions) and self._file is not None and self.is_resumable:
                 self._finish_part(self._file)  # it holds whole blocks
-            elif self.kept_rows == 0 or not self.is_resumable:
+            elif not self._may_have_parts or not self.is_resumable:
                 self._directory.remove()
         except OSError as problem:
             raise cannot_write(self.path, problem) from problem
@@ -111,7 +112,12 @@ class PartWriter:
         sync(file)
         file.close()
         self._file = None
-        self._directory.add_part()
+        self._may_have_parts = True
+        try:
+            self._directory.add_part()
+        except Exception:
+            self._may_have_parts = self.kept_rows > 0
+            raise
         self._rows = self._chars = 0
         self.kept_rows = self.report.rows
         self._joined.join(self._directory.parts, self.report.vector_lengths)

@@ -27,6 +27,7 @@ from penstock.producer.files import (
 )
 from penstock.producer.files import part_writer as parts
 from penstock.producer.files.job_report import JobReport
+from penstock.producer.files.part_directory import PartDirectory
 from penstock.producer.wire.messages import Classification, Options
 from tests.producer.table_files import write_table
 
@@ -294,6 +295,41 @@ class TestRefusals:
 def test_a_job_whose_first_part_is_unfinished_leaves_nothing(tmp_path: Path) -> None:
     source = make_input(tmp_path / "in.csv")
     interrupt(source, tmp_path / "out.csv", after=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_an_interrupt_right_after_the_first_part_is_saved_costs_no_finished_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = make_input(tmp_path / "in.csv"), tmp_path / "out.csv"
+    add_part = PartDirectory.add_part
+
+    def interrupted(directory: PartDirectory) -> None:
+        add_part(directory)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartDirectory, "add_part", interrupted)
+        interrupt(source, target)
+    assert run(source, target) == NUM_ROWS - 8
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv", "out.csv"]
+
+
+@pytest.mark.parametrize("num_calls", range(4))
+def test_a_first_part_that_cannot_be_saved_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    source, target = make_input(tmp_path / "in.csv"), tmp_path / "out.csv"
+    calls = iter([None] * num_calls)  # of fsync: four a part
+
+    def full(number: int) -> None:
+        if next(calls, number) is not None:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(TableError, match=r"out.csv cannot be written: No space left on device."):
+            run(source, target)
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
