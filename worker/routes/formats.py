@@ -7,6 +7,7 @@ from penstock.worker.routes.chunks import of_chunk, of_chunk_record
 from penstock.worker.routes.connect_json import EXAMPLES
 from penstock.worker.routes.framed_format import FramedFormat, FramedToJson, SchemaKind
 from penstock.worker.routes.json_schema import JsonSchema
+from penstock.worker.routes.json_to_framed import JsonToFramed, WriterKind
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.record_format import JsonFormat, RecordFormat, TextFormat
 from penstock.worker.routes.result_types import AvroType, chunk_record_type, chunks_type, result_type
@@ -35,7 +36,7 @@ def format_of(
             chunk = of_chunk((0, 0), one)
             one = [chunk] if settings.chunk_output == "list" else of_chunk_record(0, 1, "", chunk)
         plain = JsonFormat(place, one, revision)
-    if plain is not None and settings.output_format != "avro":
+    if plain is not None and settings.output_format in (None, "json"):
         return plain
     if registry is None:
         raise RuntimeError("A format with schemas has no registry. This is a bug.")
@@ -45,16 +46,25 @@ def format_of(
         chunked = chunks_type if settings.chunk_output == "list" else chunk_record_type
         result = chunked(result, name)
     if plain is not None:
-        from penstock.worker.routes.json_to_avro import JsonToAvro
-
-        return JsonToAvro(registry, plain, settings.output_topic, place, result, revision)
+        writer = _writer_kind(settings.output_format)
+        return JsonToFramed(registry, writer, plain, settings.output_topic, place, result, revision)
     made = FramedToJson if settings.output_format == "json" else FramedFormat
     kind = _KINDS[settings.record_format](place, result, revision)
     return made(registry, kind, (settings.input_topic, settings.output_topic), place, revision)
 
 
+def _writer_kind(output_format: str | None) -> WriterKind:
+    if output_format == "avro":
+        from penstock.worker.routes.json_to_avro import TO_AVRO  # of the extra `registry`, as what Protobuf needs
+
+        return TO_AVRO
+    from penstock.worker.routes.json_to_protobuf import TO_PROTOBUF
+
+    return TO_PROTOBUF
+
+
 def _avro(place: Pointer, result: AvroType, revision: RevisionField | None) -> SchemaKind:
-    from penstock.worker.routes.avro_schema import AvroSchema  # of the extra `registry`, as what Protobuf needs
+    from penstock.worker.routes.avro_schema import AvroSchema
 
     return SchemaKind(
         "AVRO", lambda text, referenced: AvroSchema(text, [one for _, one in referenced], place, result, revision)

@@ -19,8 +19,8 @@ from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.result_types import AvroType, plain_values
 from penstock.worker.routes.revision_field import RevisionField
 
-_TYPES = {"float": FieldDescriptorProto.TYPE_FLOAT, "int": FieldDescriptorProto.TYPE_INT32}
-_TYPES["string"] = FieldDescriptorProto.TYPE_STRING
+FIELD_TYPES = {"float": FieldDescriptorProto.TYPE_FLOAT, "int": FieldDescriptorProto.TYPE_INT32}
+FIELD_TYPES["string"] = FieldDescriptorProto.TYPE_STRING
 _IMPLEMENTATION = range(19_000, 20_000)  # field numbers that Protobuf keeps for itself
 _FILE = "schema.proto"
 
@@ -174,7 +174,7 @@ def _fill(message: DescriptorProto, name: str, kind: AvroType, number: int, scop
     if isinstance(kind, list):  # null, and another
         kind = kind[1]
     if isinstance(kind, str):
-        field.type = _TYPES[kind]
+        field.type = FIELD_TYPES[kind]
         return
     nested = message.nested_type.add(name="".join([part.title() for part in kind["name"].split("_")]))
     field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{scope}.{nested.name}"

@@ -132,8 +132,8 @@ class RouteFields(BaseModel):
     )
     output_format: Literal["json", "avro", "protobuf", "json-schema"] | None = Field(
         None,
-        description="Format of the output topic's values: the input's, json, or of json and text avro. Default: the "
-        "input's; of text, json.",
+        description="Format of the output topic's values: the input's, json, or of json and text avro or protobuf. "
+        "Default: the input's; of text, json.",
     )
 
 
@@ -161,7 +161,7 @@ class RouteSettings(RouteFields):
             raise ValueError("output_topic must be another topic than input_topic: a record would be enriched again")
         if self.record_format != "text" and not self.text:
             raise ValueError("text must say where a record has its text, such as /description")
-        plain = ("avro",) if self.record_format in ("json", "text") else ()
+        plain = ("avro", "protobuf") if self.record_format in ("json", "text") else ()
         if self.output_format not in (None, "json", self.record_format, *plain):
             others = "".join([f", or {one}" for one in plain])
             raise ValueError(f"output_format must be json, or the format of the records: {self.record_format}{others}")

@@ -40,7 +40,7 @@ def test_secrets_reach_the_client_and_nothing_else() -> None:
         ),
         ({"schema_registry_ca_location": Path("none.pem")}, "schema_registry_ca_location: no certificates"),
         ({"output_format": "protobuf"}, "output_format must be json, or the format of the records"),
-        ({"record_format": "json", "output_format": "protobuf"}, "the format of the records: json, or avro"),
+        ({"record_format": "json", "output_format": "json-schema"}, "of the records: json, or avro, or protobuf"),
         (
             {"record_format": "json", "output_format": "avro", "schema_registry_url": None},
             "schema_registry_url is the registry of routes",
@@ -53,9 +53,10 @@ def test_settings_that_do_not_fit_are_refused_and_show_no_secret(values: dict[st
     assert "hidden" not in str(refused.value)
 
 
+@pytest.mark.parametrize("output_format", ["avro", "protobuf"])
 @pytest.mark.parametrize("given", [{"record_format": "json"}, {"record_format": "text", "text": None}])
-def test_a_route_that_writes_avro_has_a_registry(given: dict[str, Any]) -> None:
-    assert made(output_format="avro", **given).all_routes[0].has_schemas
+def test_a_route_that_writes_with_schemas_has_a_registry(output_format: str, given: dict[str, Any]) -> None:
+    assert made(output_format=output_format, **given).all_routes[0].has_schemas
 
 
 def test_a_token_is_taken_by_the_client() -> None:
