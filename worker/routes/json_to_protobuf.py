@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from penstock.producer.errors import WrongArgument
 from penstock.worker.routes.json_to_framed import DocumentWriter, NotDescribed, WriterKind
 from penstock.worker.routes.pointer import Pointer
-from penstock.worker.routes.protobuf_schema import FIELD_TYPES, compiled, message_class
+from penstock.worker.routes.protobuf_schema import FIELD_TYPES, compiled, message_class, set_fields
 from penstock.worker.routes.result_types import AvroType
 
 _FIRST_MESSAGE = b"\0"  # the indexes of the message in its file
@@ -39,7 +39,7 @@ class ProtobufDocuments(DocumentWriter):
             parent: Any = message
             for name in place.names:
                 parent = getattr(parent, name)
-            ParseDict(fields, parent)
+            set_fields(parent, fields)
             body: bytes = message.SerializeToString()
             self._message.FromString(body)  # fails if there are more levels of nesting than readers take
         except (ParseError, EncodeError, DecodeError, ValueError, TypeError, AttributeError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -70,7 +70,9 @@ class ProtobufSchema:
         if result is None:
             return body
         added = {self._name: plain_values(result), **self._revised}
-        fields: bytes = ParseDict(added, self._enriched()).SerializePartialToString()
+        message = self._enriched()
+        set_fields(message, added)
+        fields: bytes = message.SerializePartialToString()
         return body + fields
 
     def json(self, body: bytes) -> bytes:
@@ -100,6 +102,21 @@ def _check_texts(message: Message) -> None:
                 _check_texts(one)
             elif field.type == field.TYPE_STRING and isinstance(one, bytes):
                 raise ValueError(f"{field.name} is not UTF-8")
+
+
+def set_fields(message: Any, values: Mapping[str, Any]) -> None:
+    """Set fields of a message to parts of a result. ParseDict takes a microsecond for each number of a vector."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            getattr(message, name).SetInParent()
+            set_fields(getattr(message, name), value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for one in value:
+                set_fields(getattr(message, name).add(), one)
+        elif isinstance(value, list):
+            getattr(message, name).extend(value)
+        elif value is not None:
+            setattr(message, name, value)
 
 
 def compiled(sources: Sequence[tuple[str, str]]) -> list[FileDescriptorProto]:

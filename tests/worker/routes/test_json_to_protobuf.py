@@ -6,7 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -97,7 +97,9 @@ async def made(schema: str | None = ORDER, *, kind: str = "PROTOBUF", **given: A
     name = settings.revision_field
     revision = None if name is None else RevisionField(Pointer.parse(name).names[-1], "m@1")
     registry: Any = Registry(schema, kind)
-    found = format_of(settings, str(settings.task), NO_OPTIONS, registry, revision, is_chunked=False)
+    found = format_of(
+        settings, str(settings.task), NO_OPTIONS, registry, revision, is_chunked=settings.chunk_tokens is not None
+    )
     await found.check()
     return found
 
@@ -122,7 +124,7 @@ def found(order_class: Any, value: bytes) -> Any:
     return order_class.FromString(value[6:])
 
 
-def floats(width: int) -> st.SearchStrategy[float]:
+def floats(width: Literal[32, 64]) -> st.SearchStrategy[float]:
     return st.floats(allow_nan=False, allow_infinity=False, width=width)
 
 
@@ -220,6 +222,30 @@ async def test_a_time_is_a_text_in_utc(order_class: Any, text: str) -> None:
 async def test_bytes_are_base64(order_class: Any) -> None:
     message = found(order_class, (await made()).passed(b'{"raw": "AP8="}'))
     assert message.raw == b"\x00\xff"
+
+
+@pytest.mark.parametrize(
+    ("document", "kept"),
+    [
+        ({"big": "-9223372036854775808"}, {"big": -(2**63)}),
+        ({"small": 3.0, "f": 0.1, "d": 0.1}, {"small": 3, "f": float(np.float32(0.1)), "d": 0.1}),
+        ({"f": 2**30, "d": "-Infinity"}, {"f": 2**30, "d": -math.inf}),
+        ({"f": 0.10000000149011612}, {"f": float(np.float32(0.1))}),
+        ({"by_flag": {"true": "a"}, "by_id": {"-7": {}}}, {"by_flag": {True: "a"}}),
+        ({"card": None, "cash": 0}, {"cash": 0}),
+        ({"kind": 77}, {"kind": 77}),  # the number of no name
+    ],
+)
+async def test_a_form_of_a_value_is_kept(order_class: Any, document: dict[str, Any], kept: dict[str, Any]) -> None:
+    message = found(order_class, (await made()).passed(json.dumps(document).encode()))
+    assert {name: getattr(message, name) for name in kept} == kept
+
+
+async def test_null_is_a_value_where_the_schema_has_any_and_else_absent(order_class: Any) -> None:
+    document = b'{"any": null, "note": null, "at": null, "count": null, "card": null, "parent": null}'
+    message = found(order_class, (await made()).passed(document))
+    assert [field.name for field, _ in message.ListFields()] == ["any"]
+    assert message.any.WhichOneof("kind") == "null_value"
 
 
 @pytest.mark.parametrize(
@@ -374,3 +400,18 @@ async def test_results_of_every_task_fit_the_schema_of_the_same_shape(task: str,
     if task != "token_classify":
         assert read.HasField("r")
         assert not reader.FromString(route.write(b"{}", None)[6:]).HasField("r")
+
+
+async def test_chunks_are_a_list_or_a_record_each() -> None:
+    chunk = {"start": 0, "end": 2, "embedding": VECTOR}
+    fields = "int32 start = 1; int32 end = 2; repeated float embedding = 3;"
+    of_list = message(f"message C {{ {fields} }} repeated C vector = 1;")
+    reader: Any = message_class(compiled([("a.proto", of_list)]))
+    route = await made(of_list, chunk_tokens=64)
+    read = reader.FromString(route.write(b"{}", [chunk, chunk])[6:])
+    assert [(one.start, one.end, list(one.embedding)) for one in read.vector] == [(0, 2, VECTOR.tolist())] * 2
+    of_each = message(f"message C {{ {fields} int32 chunk = 4; int32 chunks = 5; string text = 6; }} C vector = 1;")
+    reader = message_class(compiled([("a.proto", of_each)]))
+    route = await made(of_each, chunk_tokens=64, chunk_output="records")
+    (value,) = route.write_each(b"{}", [{"chunk": 0, "chunks": 1, "text": "ab", **chunk}])
+    assert is_same({"text": "ab", "end": 2}, shown(reader.FromString(value[6:]).vector))
