@@ -26,15 +26,17 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 
 @cache
-def hopper_kernel(source: str, entry: str, dtype: torch.dtype, activation: str, device: int) -> Kernel:
-    """`entry` of `source`.cu for `dtype`, with ACTIVATION a type of activations.cuh, on CUDA device `device`.
+def hopper_kernel(source: str, entry: str, dtype: torch.dtype, activation: str | None, device: int) -> Kernel:
+    """`entry` of `source`.cu for `dtype`, with ACTIVATION a type of activations.cuh if given, on CUDA device `device`.
 
     Compiled once in a process, in about a second. Raises UnsupportedDevice where that is impossible, ValueError for a
     `dtype` without kernels.
     """
     if torch.cuda.get_device_capability(device) != CAPABILITY:
         raise UnsupportedDevice(f"{source} is for devices of compute capability {CAPABILITY}.")
-    text = f"#define ACTIVATION {activation}\n{source_text(source, dtype)}"
+    text = source_text(source, dtype)
+    if activation is not None:
+        text = f"#define ACTIVATION {activation}\n{text}"
     try:
         return _loaded(_compiled(text), entry, device)
     except Exception as error:  # the types of CuPy's errors depend on its version; temporary files fail too

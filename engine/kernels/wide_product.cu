@@ -50,8 +50,6 @@ struct Rotary {
     int width;
 };
 
-struct alignas(64) TensorMap { unsigned char bytes[128]; };
-
 constexpr int CLUSTER = 2;
 constexpr int BLOCK_ROWS = 128, BLOCK_COLUMNS = 128, STAGE_DEPTH = 64, STAGES = 6;
 constexpr int ROW_BYTES = 2 * STAGE_DEPTH;
@@ -66,38 +64,15 @@ constexpr int OUT_OFFSET = STAGES * STAGE_BYTES;
 constexpr int FULL_OFFSET = OUT_OFFSET + 2 * GROUP_WARPS * OUT_BUFFERS * OUT_BYTES;
 constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
 
-__device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-
-// Barriers in shared memory
-
-__device__ __forceinline__ void barrier_init(unsigned barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "AGAIN:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra DONE;\n"
-        "bra AGAIN;\n"
-        "DONE:\n}"
-        ::"r"(barrier), "r"(parity) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// `barrier`: an address in the cluster's window.
-__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 __device__ __forceinline__ unsigned address_in(unsigned address, unsigned rank) {
     unsigned result;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
     return result;
+}
+
+// `barrier`: an address in the cluster's window.
+__device__ __forceinline__ void barrier_arrive_in(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // A block's rank in its cluster.
@@ -120,16 +95,6 @@ __device__ __forceinline__ void give_turn(int group) {
 
 // The copy engine
 
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
-__device__ __forceinline__ void load_box(unsigned to, const TensorMap& map, int column, int row, unsigned barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
-
 // To the same offset in every block of the cluster, signalled to the same barrier there.
 __device__ __forceinline__ void load_box_for_all(unsigned to, const TensorMap& map, int column, int row,
                                                  unsigned barrier) {
@@ -151,15 +116,6 @@ template <int PENDING> __device__ __forceinline__ void store_wait_read() {
 
 // Tensor cores
 
-// Rows of 128 bytes, swizzled; groups of eight rows follow each other.
-__device__ __forceinline__ unsigned long long operand(unsigned address) {
-    return (unsigned long long)((address & 0x3ffff) >> 4) | 1ull << 16 | (1024ull >> 4) << 32 | 1ull << 62;
-}
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
 // sums [64, 128] += a [64, 16] w [128, 16]'; with `add` 0 the sums are overwritten.
 #define WGMMA(TYPES)                                                                     \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                            \
@@ -377,7 +333,7 @@ __device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias
                     multiply(sums.part[m], a + m * (64 * ROW_BYTES >> 4) + k * 2, b + k * 2, block | k);
             wgmma_commit();
             wgmma_wait<1>();
-            if (block > 0 && lane < CLUSTER) barrier_arrive(empty + 8 * before);
+            if (block > 0 && lane < CLUSTER) barrier_arrive_in(empty + 8 * before);
             before = stage;
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
@@ -385,7 +341,7 @@ __device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias
         skip(stage, phase, tiles.blocks);  // the other group's
         wgmma_wait<0>();
         pin(sums);
-        if (lane < CLUSTER) barrier_arrive(empty + 8 * before);
+        if (lane < CLUSTER) barrier_arrive_in(empty + 8 * before);
         const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS + warp % GROUP_WARPS * 16;
         const int column = tile % tiles.across * OUT_COLUMNS;
         if constexpr (TURNED_DIM > 0) {

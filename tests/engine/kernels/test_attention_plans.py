@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine.kernels import long_attention as long
 from penstock.engine.kernels import packed_attention as packed
 from penstock.engine.kernels import short_attention as short
 
@@ -129,12 +130,22 @@ def test_what_short_attention_supports() -> None:
     assert not short.supports(64, 129)
 
 
+@pytest.mark.parametrize(("capability", "is_hopper"), [((8, 9), False), ((9, 0), True), ((10, 0), False)])
+def test_what_long_attention_supports(
+    capability: tuple[int, int], is_hopper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert [d for d in (32, 48, 64, 128, 256) if long.supports(d, 0)] == ([64, 128] if is_hopper else [])
+    assert long.QUERIES in packed.QUERIES  # whose plan it follows
+    assert all(long.shared_bytes(d) <= HOPPER for d in (64, 128))
+
+
 @pytest.mark.parametrize(
     ("launch", "changes", "message"),
     [
         *[
             (launch, changes, message)
-            for launch in (packed.packed_attention, short.short_attention)
+            for launch in (packed.packed_attention, short.short_attention, long.long_attention)
             for changes, message in (
                 ({"num_heads": 5}, "5 heads of 51.2"),
                 ({"num_heads": 1}, "1 heads of 256"),

@@ -34,7 +34,7 @@ SOURCES = sorted(
 )
 DTYPES = (torch.float16, torch.bfloat16)
 ARCHITECTURES = ("80", "89", "90")
-HOPPER = {"wide_product"}  # sources for sm_90a alone
+HOPPER = {"wide_product", "long_attention"}  # sources for sm_90a alone
 READ_WEIGHTS_FIRST = (
     "residual_norm",
     "inner_norm",
@@ -110,6 +110,7 @@ def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, 
             (source, {f"{source}_{dim}_{queries}" for dim in (32, 64, 128) for queries in packed_attention.QUERIES})
             for source in ("packed_attention", "biased_attention", "windowed_attention")
         ],
+        ("long_attention", {"long_attention_64", "long_attention_128"}),
         ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
@@ -119,7 +120,7 @@ def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, 
     ],
 )
 def test_entry_points_that_are_launched_exist(source: str, launched: set[str]) -> None:
-    assert launched <= {entry.name for entry in entries_of(source, torch.float16, "90")}
+    assert launched <= {entry.name for entry in entries_of(source, torch.float16, "90a" if source in HOPPER else "90")}
 
 
 def test_what_pooling_takes_of_shared_memory_for_itself() -> None:
