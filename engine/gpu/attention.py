@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor
 
+from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu.choice import AttentionKernel
 from penstock.engine.gpu.inputs import Inputs
+from penstock.engine.kernels import long_attention as long
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
 from penstock.engine.kernels.packed_attention import distance_table, packed_attention, windowed_attention
 from penstock.engine.kernels.short_attention import short_attention
@@ -27,6 +30,8 @@ from penstock.engine.model.weights import (
     PlainAttention,
     RotaryAttention,
 )
+
+log = structlog.get_logger("penstock.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +58,42 @@ class AttentionTables:
         return cls(encoder.heads, biases, rows)
 
 
+def prepare_long(encoder: Encoder[Any], dtype: torch.dtype, device: torch.device) -> bool:
+    """Compile `long_attention` if a layer may use it. Returns whether batches may have that kernel."""
+    if not any(_sees_all(layer.attention, encoder.heads) for layer in encoder.layers) or device.type != "cuda":
+        return False
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if not long.supports(encoder.heads.dim, index):
+        return False
+    try:
+        long.prepare(encoder.heads.dim, dtype, index)
+    except UnsupportedDevice as error:
+        log.warning("long_attention_off", error=str(error).partition("\n")[0])
+        return False
+    return True
+
+
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
     """The context, in `out` or in a tensor of torch's. `inputs.shape.kernel` was chosen for `attention`."""
     kernel, plan, heads = inputs.shape.kernel, inputs.attention_plan, tables.heads
     num_heads, scale = heads.queries, 1.0 / math.sqrt(heads.dim)
-    queries = 64 if kernel is AttentionKernel.PACKED_64 else 128
+    queries = 64 if kernel is AttentionKernel.PACKED_64 else 128  # long.QUERIES too
     bias = tables.distance_biases[id(attention)] if isinstance(attention, DistanceAttention) else None
     match kernel, attention:
         case AttentionKernel.SHORT, PlainAttention() | DistanceAttention() | RotaryAttention():
             short_attention(out, qkv, plan, num_heads, scale, bias)
-        case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128, PlainAttention() | DistanceAttention():
+        case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128 | AttentionKernel.LONG, RotaryAttention() if (
+            not _sees_all(attention, heads)
+        ):
+            near, is_causal = attention.window, attention.is_causal
+            windowed_attention(out, qkv, plan, heads, scale, queries, near, is_causal=is_causal)
+        case AttentionKernel.LONG, PlainAttention() | RotaryAttention():
+            long.long_attention(out, qkv, plan, num_heads, scale)
+        case (
+            AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128,
+            PlainAttention() | DistanceAttention() | RotaryAttention(),
+        ):
             packed_attention(out, qkv, plan, num_heads, scale, queries, bias)
-        case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128, RotaryAttention():
-            if attention.window is None and not attention.is_causal and heads.keys == heads.queries:
-                packed_attention(out, qkv, plan, num_heads, scale, queries)
-            else:
-                near, is_causal = attention.window, attention.is_causal
-                windowed_attention(out, qkv, plan, heads, scale, queries, near, is_causal=is_causal)
         case AttentionKernel.DISENTANGLED, DisentangledAttention():
             _disentangled(out, qkv, attention, inputs, tables)
         case AttentionKernel.FLASH, PlainAttention() | RotaryAttention():
@@ -77,6 +101,13 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
         case _:
             raise RuntimeError(f"{kernel} was chosen for {type(attention).__name__}. This is a bug.")
     return out
+
+
+def _sees_all(attention: Attention, heads: Heads) -> bool:
+    """Whether it is plain attention, once rotary positions are turned."""
+    if isinstance(attention, RotaryAttention):
+        return attention.window is None and not attention.is_causal and heads.keys == heads.queries
+    return isinstance(attention, PlainAttention)
 
 
 def _disentangled(

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import disentangled_attention, packed_attention, rotate, short_attention
+from penstock.engine.kernels import disentangled_attention, long_attention, packed_attention, rotate, short_attention
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
@@ -39,6 +39,8 @@ from penstock.engine.types import Int32Array
 _SHORT_TOKENS, _SHORT_ROWS = 64, 2048
 # From this many rows on, blocks of 128 queries fill an H200 at 12 heads. Below, twice as many of 64 finish earlier.
 _ROWS_THAT_FILL = 2816
+# Blocks of more work than these gain from Hopper's tensor cores. A power of two, as buckets round the longest.
+_LONG_TOKENS = 512
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
 
@@ -47,21 +49,31 @@ class AttentionKernel(Enum):
     SHORT = "short"
     PACKED_64 = "packed, 64 queries a block"
     PACKED_128 = "packed, 128 queries a block"
+    LONG = "long"
     DISENTANGLED = "disentangled"
     FLASH = "flash"
 
 
 def choose_kernel(
-    attention: Attention, head_dim: int, max_seqlen: int, rows: int, *, shared_bytes: int, seen_whole: int = 0
+    attention: Attention,
+    head_dim: int,
+    max_seqlen: int,
+    rows: int,
+    *,
+    shared_bytes: int,
+    seen_whole: int = 0,
+    has_long: bool = False,
 ) -> AttentionKernel:
     """The kernel for `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice if there is none.
 
     attention: a layer's, of the kind of all. shared_bytes: the most shared memory of a block on the device. seen_whole:
-    of `longest_seen_whole`, which rotary attention asks.
+    of `longest_seen_whole`, which rotary attention asks. has_long: of `attention.prepare_long`.
     """
     if isinstance(attention, DistanceAttention):
         shared_bytes -= packed_attention.table_bytes(attention.bias)
     packed = _packed(head_dim, max_seqlen, rows, shared_bytes)
+    if has_long and packed is AttentionKernel.PACKED_128 and max_seqlen > _LONG_TOKENS:
+        packed = AttentionKernel.LONG
     match attention:
         case PlainAttention():
             return _short(head_dim, max_seqlen, rows) or packed or _flash(head_dim)
@@ -132,7 +144,11 @@ _PLANS = {
             partial(packed_attention.plan_items, queries=queries),
             packed_attention.MAX_SEQLEN,
         )
-        for kernel, queries in ((AttentionKernel.PACKED_64, 64), (AttentionKernel.PACKED_128, 128))
+        for kernel, queries in (
+            (AttentionKernel.PACKED_64, 64),
+            (AttentionKernel.PACKED_128, 128),
+            (AttentionKernel.LONG, long_attention.QUERIES),
+        )
     },
 }
 

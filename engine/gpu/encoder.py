@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.device_share import DeviceShare
-from penstock.engine.gpu.attention import AttentionTables
+from penstock.engine.gpu.attention import AttentionTables, prepare_long
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
 from penstock.engine.gpu.graphs import Graphs, Work
@@ -55,6 +55,7 @@ class GpuEncoder:
             encoder.heads.dim,
             shared_bytes=shared_bytes,
             seen_whole=longest_seen_whole(encoder),
+            has_long=prepare_long(encoder, dtype, self.device),
         )
         self._kernel_for(
             encoder.max_tokens or 1, 1

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from penstock.engine.cpu.ops import CpuOps
+from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.gpu import attention as module
-from penstock.engine.gpu.attention import AttentionTables, attend
+from penstock.engine.gpu.attention import AttentionTables, attend, prepare_long
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
+from penstock.engine.kernels import long_attention as long
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
-from penstock.engine.model.weights import Encoder, EncoderWeights, Heads
-from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder, without_turn
+from penstock.engine.model.weights import Encoder, EncoderWeights, Heads, PlainAttention, RotaryAttention
+from tests.engine.gpu.random_encoders import COMBINATIONS, Parts, random_encoder, without_turn
 from tests.engine.helpers import gpu_sizes, pack, random_sequences, save_encoder
 
 CPU = torch.device("cpu")
@@ -49,7 +51,10 @@ def calls_of(name: str, encoder: Encoder[GpuDense], inputs: Inputs, patch: pytes
     return calls
 
 
-@pytest.mark.parametrize(("kernel", "queries"), [(AttentionKernel.PACKED_64, 64), (AttentionKernel.PACKED_128, 128)])
+@pytest.mark.parametrize(
+    ("kernel", "queries"),
+    [(AttentionKernel.PACKED_64, 64), (AttentionKernel.PACKED_128, 128), (AttentionKernel.LONG, 128)],
+)
 def test_each_layer_attends_with_its_own_float32_angles_and_window(
     tmp_path: Path, kernel: AttentionKernel, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +63,7 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
     inputs = inputs_for(kernel)
     plain: list[tuple[Any, ...]] = []
     monkeypatch.setattr(module, "packed_attention", lambda out, qkv, plan, *more: plain.append(more))
+    monkeypatch.setattr(long, "long_attention", lambda out, qkv, plan, *more: plain.append((*more, 128, None)))
     windowed = calls_of("windowed_attention", encoder, inputs, monkeypatch)
     own: list[Any] = [layer.attention for layer in weights.layers]
     for layer, attention in zip(encoder.layers, own, strict=True):
@@ -66,8 +72,34 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
         assert torch.equal(layer.qkv.rotary.sines, attention.sines)
     scale, windows = pytest.approx(32**-0.5), [attention.window for attention in own if attention.window is not None]
     assert [call[:4] for call in windowed] == [(weights.heads, scale, queries, window) for window in windows]
-    assert plain == [(4, scale, queries)] * (len(own) - len(windows))
+    assert plain == [(4, scale, queries, None)] * (len(own) - len(windows))
     assert 0 < len(windows) < len(own)
+
+
+@pytest.mark.parametrize(("windows", "is_prepared"), [((None, 64), True), ((64, 64), False)])
+def test_the_long_kernel_is_compiled_where_a_layer_sees_all(
+    windows: tuple[int | None, ...], is_prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(long, "prepare", lambda *arguments: prepared.append(arguments))
+    encoder = prepare_for_gpu(random_encoder(Parts(Heads(4, 4, 64), windows=windows)), torch.float16, CPU)
+    assert prepare_long(encoder, torch.float16, torch.device("cuda", 0)) is is_prepared
+    assert prepared == [(64, torch.float16, 0)] * is_prepared
+    assert not prepare_long(encoder, torch.float16, CPU)
+
+
+def test_a_long_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(head_dim: int, dtype: torch.dtype, device: int) -> None:
+        raise UnsupportedDevice("long_attention was not compiled: no compiler\nand more")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(long, "prepare", refuse)
+    logged: list[str] = []
+    monkeypatch.setattr(module.log, "warning", lambda event, error: logged.append(f"{event}: {error}"))
+    encoder = prepare_for_gpu(random_encoder(Parts(Heads(4, 4, 64))), torch.float16, CPU)
+    assert not prepare_long(encoder, torch.float16, torch.device("cuda", 0))
+    assert logged == ["long_attention_off: long_attention was not compiled: no compiler"]
 
 
 @pytest.mark.parametrize("family", ["mpnet", "umt5"])
@@ -91,14 +123,16 @@ def test_each_layer_attends_with_its_table_of_biases_over_the_scale(
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-@pytest.mark.parametrize(("longest", "rows"), [(100, 174), (256, 4000)])
+@pytest.mark.parametrize(("longest", "rows"), [(100, 174), (256, 4000), (1024, 4000)])
 def test_every_layer_of_any_combination_attends_as_on_the_cpu(
     name: str, longest: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the chosen kernels in torch: what they are told to see and share is what the CPU does."""
     weights, batch = random_encoder(COMBINATIONS[name]), pack(random_sequences((9, 100, 1, 64)))
     encoder, heads = prepare_for_gpu(weights, torch.float32, CPU), weights.heads
-    limits = {"shared_bytes": 227 << 10, "seen_whole": longest_seen_whole(encoder)}
+    has_long = isinstance(encoder.layers[0].attention, PlainAttention | RotaryAttention)
+    seen_whole = longest_seen_whole(encoder)
+    limits: dict[str, Any] = {"shared_bytes": 227 << 10, "seen_whole": seen_whole, "has_long": has_long}
     inputs = inputs_for(choose_kernel(encoder.layers[0].attention, heads.dim, longest, rows, **limits))
     LaunchesInTorch(inputs).replace(monkeypatch)
     layout = sort_by_length(batch.cu_seqlens)
@@ -123,6 +157,7 @@ class LaunchesInTorch:
     def replace(self, patch: pytest.MonkeyPatch) -> None:
         for name in ("short_attention", "packed_attention", "windowed_attention"):
             patch.setattr(module, name, getattr(self, name))
+        patch.setattr(long, "long_attention", self.long_attention)
         patch.setattr(torch.ops.aten, "_flash_attention_forward", self.flash)
 
     def short_attention(
@@ -135,6 +170,9 @@ class LaunchesInTorch:
     ) -> None:
         query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
         self._attend(out, query, key, value, scale, bias=bias)
+
+    def long_attention(self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, scale: float) -> None:
+        self.packed_attention(out, qkv, plan, heads, scale, 128)
 
     def windowed_attention(
         self,
