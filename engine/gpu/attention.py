@@ -5,7 +5,7 @@ The launch for each kind of attention and chosen kernel. Where positions are rot
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,14 @@ from penstock.engine.model.weights import (
     PlainAttention,
     RotaryAttention,
 )
+
+_QUERIES = {  # of a block, of the kernels that follow `packed_attention.plan_items`
+    AttentionKernel.PACKED_64: 64,
+    AttentionKernel.PACKED_128: 128,
+    AttentionKernel.LONG_128: 128,
+    AttentionKernel.LONG_192: 192,
+    AttentionKernel.LONG_CAUSAL: 128,
+}
 
 log = structlog.get_logger("penstock.engine")
 
@@ -58,37 +66,53 @@ class AttentionTables:
         return cls(encoder.heads, biases, rows)
 
 
-def prepare_long(encoder: Encoder[Any], dtype: torch.dtype, device: torch.device) -> bool:
-    """Compile `long_attention` if a layer may use it. Returns whether batches may have that kernel."""
-    if not any(_sees_all(layer.attention, encoder.heads) for layer in encoder.layers) or device.type != "cuda":
-        return False
+def prepare_long(
+    attentions: Sequence[Attention], heads: Heads, dtype: torch.dtype, device: torch.device
+) -> AttentionKernel | None:
+    """Compile `long_attention` if a layer may use it. Returns the kernel that batches may have, or None.
+
+    attentions: of all layers. `windowed_attention`, in layers with a window, follows the same plan of 128 queries.
+    """
+    causal = {_is_causal(attention) for attention in attentions if _has_no_window(attention)}
+    if not causal or device.type != "cuda":
+        return None
     index = torch.cuda.current_device() if device.index is None else device.index
-    if not long.supports(encoder.heads.dim, index):
-        return False
+    if not long.supports(heads.dim, index):
+        return None
+    has_own_plan = heads.dim == 64 and causal == {False} and all(map(_has_no_window, attentions))
+    kernel = AttentionKernel.LONG_192 if has_own_plan else AttentionKernel.LONG_128
+    if causal == {True}:
+        kernel = AttentionKernel.LONG_CAUSAL
     try:
-        long.prepare(encoder.heads.dim, dtype, index)
+        for is_causal in causal:
+            long.prepare(heads.dim, _QUERIES[kernel], is_causal, dtype, index)
     except UnsupportedDevice as error:
         log.warning("long_attention_off", error=str(error).partition("\n")[0])
-        return False
-    return True
+        return None
+    return kernel
 
 
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:
     """The context, in `out` or in a tensor of torch's. `inputs.shape.kernel` was chosen for `attention`."""
     kernel, plan, heads = inputs.shape.kernel, inputs.attention_plan, tables.heads
-    num_heads, scale = heads.queries, 1.0 / math.sqrt(heads.dim)
-    queries = 64 if kernel is AttentionKernel.PACKED_64 else 128  # long.QUERIES too
+    num_heads, scale, queries = heads.queries, 1.0 / math.sqrt(heads.dim), _QUERIES.get(kernel, 0)
     bias = tables.distance_biases[id(attention)] if isinstance(attention, DistanceAttention) else None
     match kernel, attention:
         case AttentionKernel.SHORT, PlainAttention() | DistanceAttention() | RotaryAttention():
             short_attention(out, qkv, plan, num_heads, scale, bias)
-        case AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128 | AttentionKernel.LONG, RotaryAttention() if (
-            not _sees_all(attention, heads)
+        case AttentionKernel.LONG_128 | AttentionKernel.LONG_192 | AttentionKernel.LONG_CAUSAL, _ if _has_no_window(
+            attention
         ):
+            long.long_attention(out, qkv, plan, heads, scale, queries, is_causal=_is_causal(attention))
+        case (
+            AttentionKernel.PACKED_64
+            | AttentionKernel.PACKED_128
+            | AttentionKernel.LONG_128
+            | AttentionKernel.LONG_CAUSAL,
+            RotaryAttention(),
+        ) if not _sees_all(attention, heads):
             near, is_causal = attention.window, attention.is_causal
             windowed_attention(out, qkv, plan, heads, scale, queries, near, is_causal=is_causal)
-        case AttentionKernel.LONG, PlainAttention() | RotaryAttention():
-            long.long_attention(out, qkv, plan, num_heads, scale)
         case (
             AttentionKernel.PACKED_64 | AttentionKernel.PACKED_128,
             PlainAttention() | DistanceAttention() | RotaryAttention(),
@@ -103,11 +127,20 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
     return out
 
 
-def _sees_all(attention: Attention, heads: Heads) -> bool:
-    """Whether it is plain attention, once rotary positions are turned."""
+def _has_no_window(attention: Attention) -> bool:
+    """Whether it is plain or causal attention, once rotary positions are turned."""
     if isinstance(attention, RotaryAttention):
-        return attention.window is None and not attention.is_causal and heads.keys == heads.queries
+        return attention.window is None
     return isinstance(attention, PlainAttention)
+
+
+def _is_causal(attention: Attention) -> bool:
+    return isinstance(attention, RotaryAttention) and attention.is_causal
+
+
+def _sees_all(attention: RotaryAttention, heads: Heads) -> bool:
+    """Whether it is plain attention of heads with their own keys, once rotary positions are turned."""
+    return attention.window is None and not attention.is_causal and heads.keys == heads.queries
 
 
 def _disentangled(

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import disentangled_attention, long_attention, packed_attention, rotate, short_attention
+from penstock.engine.kernels import disentangled_attention, packed_attention, rotate, short_attention
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
@@ -39,7 +39,7 @@ from penstock.engine.types import Int32Array
 _SHORT_TOKENS, _SHORT_ROWS = 64, 2048
 # From this many rows on, blocks of 128 queries fill an H200 at 12 heads. Below, twice as many of 64 finish earlier.
 _ROWS_THAT_FILL = 2816
-# Blocks of more work than these gain from Hopper's tensor cores. A power of two, as buckets round the longest.
+# Sequences longer than these gain from Hopper's tensor cores. A power of two, as buckets round the longest.
 _LONG_TOKENS = 512
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
@@ -49,7 +49,9 @@ class AttentionKernel(Enum):
     SHORT = "short"
     PACKED_64 = "packed, 64 queries a block"
     PACKED_128 = "packed, 128 queries a block"
-    LONG = "long"
+    LONG_128 = "long, 128 queries a block"
+    LONG_192 = "long, 192 queries a block"
+    LONG_CAUSAL = "long and causal, 128 queries a block"
     DISENTANGLED = "disentangled"
     FLASH = "flash"
 
@@ -62,18 +64,18 @@ def choose_kernel(
     *,
     shared_bytes: int,
     seen_whole: int = 0,
-    has_long: bool = False,
+    long: AttentionKernel | None = None,
 ) -> AttentionKernel:
     """The kernel for `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice if there is none.
 
     attention: a layer's, of the kind of all. shared_bytes: the most shared memory of a block on the device. seen_whole:
-    of `longest_seen_whole`, which rotary attention asks. has_long: of `attention.prepare_long`.
+    of `longest_seen_whole`, which rotary attention asks. long: of `attention.prepare_long`.
     """
     if isinstance(attention, DistanceAttention):
         shared_bytes -= packed_attention.table_bytes(attention.bias)
     packed = _packed(head_dim, max_seqlen, rows, shared_bytes)
-    if has_long and packed is AttentionKernel.PACKED_128 and max_seqlen > _LONG_TOKENS:
-        packed = AttentionKernel.LONG
+    if long is not None and packed is AttentionKernel.PACKED_128 and max_seqlen > _LONG_TOKENS:
+        packed = long
     match attention:
         case PlainAttention():
             return _short(head_dim, max_seqlen, rows) or packed or _flash(head_dim)
@@ -141,13 +143,15 @@ _PLANS = {
     **{
         kernel: _Plans(
             partial(packed_attention.plan_capacity, queries=queries),
-            partial(packed_attention.plan_items, queries=queries),
+            partial(packed_attention.plan_items, queries=queries, is_causal=kernel is AttentionKernel.LONG_CAUSAL),
             packed_attention.MAX_SEQLEN,
         )
         for kernel, queries in (
             (AttentionKernel.PACKED_64, 64),
             (AttentionKernel.PACKED_128, 128),
-            (AttentionKernel.LONG, long_attention.QUERIES),
+            (AttentionKernel.LONG_128, 128),
+            (AttentionKernel.LONG_192, 192),
+            (AttentionKernel.LONG_CAUSAL, 128),
         )
     },
 }

@@ -55,7 +55,7 @@ class GpuEncoder:
             encoder.heads.dim,
             shared_bytes=shared_bytes,
             seen_whole=longest_seen_whole(encoder),
-            has_long=prepare_long(encoder, dtype, self.device),
+            long=prepare_long([layer.attention for layer in encoder.layers], encoder.heads, dtype, self.device),
         )
         self._kernel_for(
             encoder.max_tokens or 1, 1

@@ -1,13 +1,27 @@
-// Self-attention of packed sequences for Hopper, out_i = sum_j softmax_j(scale q_i k_j) v_j per sequence and head: the shape
-// of FlashAttention-3 (Shah et al. 2024), for long sequences. packed_attention.cu is for the others.
+// Self-attention of packed sequences for Hopper, out_i = sum_j softmax_j(scale q_i k_j) v_j per sequence and head, over all
+// keys or those up to the query, which heads may share: the shape of FlashAttention-3 (Shah et al. 2024), for long
+// sequences. packed_attention.cu and windowed_attention.cu are for the others.
 //
-// Layout: qkv [R, 3, heads, D] as a tensor map in boxes of [64, 64], and out [R, heads, D]; D = 64 or 128, 16-byte aligned.
+// Layout: qkv [R, (heads + 2 heads / sharing) D] as a tensor map in boxes of [64, 64], and out [R, heads, D]; D = 64 or 128,
+//   16-byte aligned.
 //   plan [items] of {first token of the sequence, length | query tile << 16}, heaviest first; length 0: no work, nor any
-//   after it. A tile has 64 queries for each group that multiplies.
+//   after it. A tile has 64 queries for each group that multiplies: 192 for D = 64, 128 for D = 128 or where another kernel
+//   follows the same plan.
+//
+// Measured on an NVIDIA H200, one run, TFLOP/s: float16, 16,384 tokens, 1,024 columns, sequences of
+//                                256    512   1,024   100-2,000   2,048   8,192
+//   D = 64, 192 queries          309    416     452         440     507     525
+//   D = 64, 128 queries          307    375     396         367     418     436
+//   cuDNN, equal lengths         306    370     400                 422     455
+//   packed_attention             256    298     305         312     311     317
+//   D = 128                      397    502     579         536     620     647
+//   cuDNN, equal lengths         400    502     573                 602     642
+//   packed_attention             213    258     276         272     276     279
+// Slower for D = 64: without turns, tiles of 192 keys, every fourth exponential by a polynomial.
 //
 // Threads: a unit of work is an item and a head; blocks are persistent, and their units gridDim.x apart. Warpgroups 0 to
-//   GROUPS - 1 have 64 queries of the tile each, and walk over the sequence's keys in tiles of KEYS. A thread of the last
-//   warpgroup starts the copies, of the next unit too while one is finished. In a group, the scores of the next tile
+//   GROUPS - 1 have 64 queries of the tile each, and walk over the keys in tiles of KEYS, the last tile first. A thread of
+//   the last warpgroup starts the copies, of the next unit too while one is finished. In a group, the scores of the next tile
 //   and the sums of weights times values of this one are multiplied at once; while these are still being summed the group
 //   computes the next weights. Groups take turns to issue, so that one has the tensor cores while another has the
 //   exponentials, of which a tile of D = 64 needs as many cycles (16 a cycle and multiprocessor) as of products.
@@ -22,34 +36,16 @@
 //   Values are the right operand with its rows along the sum, which the instruction transposes.
 //
 // Softmax: fp32, base 2. A row's reference moves only when a score exceeds it by more than 8 in the exponent: each row
-//   decides for itself, because the rows after a sequence's end belong to others. The tile at the end of the sequence,
-//   which may not be full, comes first: its scores after the end are minus infinity, and its values after the end become
-//   zeros, since zero times NaN is NaN. A row's bits depend only on its own sequence.
+//   decides for itself, because the rows after a sequence's end belong to others. Of a group's tiles of keys only the first
+//   may not be full: its scores after the end are minus infinity, and its values after the end become zeros, since zero
+//   times NaN is NaN. Causal, it is also the only one with keys after a query: a group's 64 queries are in one tile, for
+//   both are aligned. Tiles after that one, of later queries' groups, pass by. A row's bits depend only on its own sequence.
 
-#ifndef KEYS
-#define KEYS 128
-#endif
-#ifndef GROUPS
-#define GROUPS 2
-#endif
-#ifndef STAGES
-#define STAGES 4
-#endif
-#ifndef TURNS
-#define TURNS 1
-#endif
-#ifndef LATE
-#define LATE 1
-#endif
-#ifndef POLYNOMIAL
-#define POLYNOMIAL 0
-#endif
-
+constexpr int KEYS = 128;  // of a tile
 constexpr int BOX = 64, BOX_BYTES = BOX * 128;  // rows, and columns, of a box
 constexpr int GROUP_WARPS = 4, GROUP_THREADS = GROUP_WARPS * WARP;
-constexpr int QUERIES = BOX * GROUPS;
 constexpr int QUERY_BUFFERS = 2;
-constexpr int RELEASES = GROUPS * GROUP_WARPS;  // of a buffer, before it is filled again
+constexpr int EMPTY = 8;  // from the barrier of a full buffer to that of the same when it is empty
 constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
@@ -61,13 +57,20 @@ template <int COUNT> struct Ring {
     }
 };
 
-// Addresses in shared memory.
-template <int D> struct Memory {
-    static constexpr int PARTS = D / BOX, COUNT = STAGES / PARTS;  // boxes of a row; tiles in a ring
-    static constexpr unsigned QUERY_BYTES = PARTS * BOX_BYTES;  // of a group
-    static constexpr unsigned TILE_BYTES = PARTS * KEYS * 128;
-    static constexpr unsigned KEYS_AT = QUERY_BUFFERS * GROUPS * QUERY_BYTES, VALUES_AT = KEYS_AT + COUNT * TILE_BYTES;
-    static constexpr unsigned BARRIERS_AT = VALUES_AT + COUNT * TILE_BYTES;
+// A sequence's length, of an item of the plan.
+__device__ __forceinline__ int length_of(int2 item) { return item.y & 0xffff; }
+
+// A kind of block, and its addresses in shared memory.
+template <int HEAD_DIM, int GROUP_COUNT, bool IS_CAUSAL> struct Block {
+    static constexpr int D = HEAD_DIM, GROUPS = GROUP_COUNT;
+    static constexpr bool CAUSAL = IS_CAUSAL;
+    static constexpr int PARTS = D / BOX;  // boxes of a row
+    static constexpr int STAGES = D == 128 ? 2 : GROUPS == 3 ? 3 : 4;  // tiles in a ring
+    static constexpr int QUERIES = BOX * GROUPS, RELEASES = GROUPS * GROUP_WARPS;  // releases of a buffer by its readers
+    static constexpr unsigned QUERY_BYTES = PARTS * BOX_BYTES, TILE_BYTES = PARTS * KEYS * 128;  // a group's; a buffer's
+    static constexpr unsigned KEYS_AT = QUERY_BUFFERS * GROUPS * QUERY_BYTES, VALUES_AT = KEYS_AT + STAGES * TILE_BYTES;
+    static constexpr unsigned BARRIERS_AT = VALUES_AT + STAGES * TILE_BYTES;
+    static constexpr int BARRIERS = QUERY_BUFFERS + 2 * STAGES;  // of full buffers
     unsigned base;
 
     __device__ __forceinline__ unsigned queries(unsigned buffer, unsigned group) const {
@@ -78,26 +81,25 @@ template <int D> struct Memory {
     // Each: the barrier of a full buffer. That of an empty one follows.
     __device__ __forceinline__ unsigned queries_full(unsigned buffer) const { return base + BARRIERS_AT + 16 * buffer; }
     __device__ __forceinline__ unsigned keys_full(unsigned buffer) const { return queries_full(QUERY_BUFFERS + buffer); }
-    __device__ __forceinline__ unsigned values_full(unsigned buffer) const { return keys_full(COUNT + buffer); }
-    static constexpr int BARRIERS = QUERY_BUFFERS + 2 * COUNT;  // of full buffers
+    __device__ __forceinline__ unsigned values_full(unsigned buffer) const { return keys_full(STAGES + buffer); }
+
+    static __device__ __forceinline__ int first_query_of(int2 item) { return (item.y >> 16) * QUERIES; }
+    // Of the sequence's keys, those that `count` queries from `first` on may see.
+    static __device__ __forceinline__ int keys_seen(int length, int first, int count) {
+        return CAUSAL ? min(length, first + count) : length;
+    }
 };
-
-constexpr int EMPTY = 8;  // from the barrier of a full buffer to that of the same when it is empty
-
-// A sequence's length, and the first of the tile's queries in it.
-__device__ __forceinline__ int length_of(int2 item) { return item.y & 0xffff; }
-__device__ __forceinline__ int first_query_of(int2 item) { return (item.y >> 16) * QUERIES; }
 
 // Units of work of a block: first, first + step, ...
 struct Units {
     const int2* plan;
-    unsigned count, heads;
+    unsigned count, heads, sharing;
     __device__ __forceinline__ int2 item(unsigned unit) const {
         return unit < count ? plan[unit / heads] : make_int2(0, 0);
     }
 };
 
-// Turns of the groups to issue products: barrier 1 + g is group g's. Barrier 1 + GROUPS + g is for its threads alone.
+// Turns of the groups to issue products: barrier 1 + g is group g's. Barrier 4 + g is for its threads alone.
 
 __device__ __forceinline__ void take_turn(unsigned group) {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(2 * GROUP_THREADS) : "memory");
@@ -106,7 +108,7 @@ __device__ __forceinline__ void give_turn(unsigned group) {
     asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP_THREADS) : "memory");
 }
 __device__ __forceinline__ void group_sync(unsigned group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + GROUPS + group), "n"(GROUP_THREADS) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(4 + group), "n"(GROUP_THREADS) : "memory");
 }
 
 // What is written to shared memory is seen by the tensor cores and the copy engine, after a barrier.
@@ -123,32 +125,19 @@ __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shar
 #define NAMES_64                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
              "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_96                                                                                       \
-    NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
-             "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-
 
 #define WITH_ADD(ADD) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"
 
-// sums [64, N] += a [64, 16] b [N, 16]', both in shared memory; with `add` 0 the sums are overwritten.
+// sums [64, 128] += a [64, 16] b [128, 16]', both in shared memory; with `add` 0 the sums are overwritten.
 #define MULTIPLY_128(TYPES)                                                                                      \
     asm volatile(WITH_ADD(66) "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES " {" NAMES_64                 \
                               "}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                                 \
                  : LIST_32(sums, 0), LIST_32(sums, 32)                                                           \
                  : "l"(a), "l"(b), "r"(add))
-#define MULTIPLY_192(TYPES)                                                                                      \
-    asm volatile(WITH_ADD(98) "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPES " {" NAMES_96                 \
-                              "}, %96, %97, p, 1, 1, 0, 0;\n}\n"                                                 \
-                 : LIST_32(sums, 0), LIST_32(sums, 32), LIST_32(sums, 64)                                        \
-                 : "l"(a), "l"(b), "r"(add))
 
 __device__ __forceinline__ void multiply(float (&sums)[64], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_HALF<scalar>) MULTIPLY_128("f16.f16");
     else MULTIPLY_128("bf16.bf16");
-}
-__device__ __forceinline__ void multiply(float (&sums)[96], unsigned long long a, unsigned long long b, int add) {
-    if constexpr (IS_HALF<scalar>) MULTIPLY_192("f16.f16");
-    else MULTIPLY_192("bf16.bf16");
 }
 
 // sums [64, N] += a [64, 16] b [16, N], a in registers and b in shared memory.
@@ -200,17 +189,6 @@ template <int D> __device__ __forceinline__ void issue_sums(
 }
 
 // Softmax
-
-#if POLYNOMIAL
-// 2^x for x of at most 127 by FMAs, to 8e-5 of it: less than float16 weights are rounded by. NaN stays NaN.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-    x = max_nan(x, -126.0f);
-    const float shifted = x + 12582912.0f;  // 1.5 * 2^23: the nearest integer is in the low bits
-    const float rest = x - (shifted - 12582912.0f);
-    const float power = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
-    return power * fmaf(fmaf(fmaf(0.0551716737f, rest, 0.242611131f), rest, 0.69326099f), rest, 0.999928067f);
-}
-#endif
 
 struct Softmax {
     float offset[2];  // of rows g and g + 8: added to scores in the exponent, minus the reference
@@ -270,12 +248,7 @@ struct Softmax {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; ++i) {
             const int h = i / 2 % 2;
-            const float power = fmaf(scores[i], log2_scale, offset[h]);
-#if POLYNOMIAL
-            scores[i] = i % POLYNOMIAL == POLYNOMIAL - 1 ? exp2_polynomial(power) : exp2_approx(power);
-#else
-            scores[i] = exp2_approx(power);
-#endif
+            scores[i] = exp2_approx(fmaf(scores[i], log2_scale, offset[h]));
             sum[h][i % 2] += scores[i];
         }
 #pragma unroll
@@ -288,12 +261,16 @@ __device__ __forceinline__ void pack(unsigned (&weights)[KEYS / 16][4], const fl
     for (int i = 0; i < KEYS / 4; ++i) weights[i / 4][i % 4] = pack_pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Scores of keys from `count` on become minus infinity.
-__device__ __forceinline__ void mask(float (&scores)[KEYS / 2], int count) {
-    const int left = count - threadIdx.x % 4 * 2;
+// Scores of keys that a row does not see become minus infinity. count: the tile's keys before the end; first: the group's
+// first query, counted from the tile's first key.
+template <bool CAUSAL> __device__ __forceinline__ void mask(float (&scores)[KEYS / 2], int count, int first) {
+    const int lane = threadIdx.x % WARP, row = first + threadIdx.x / WARP % GROUP_WARPS * 16 + lane / 4;
+    int left[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) left[h] = (CAUSAL ? min(count, row + 8 * h + 1) : count) - lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < KEYS / 2; ++i)
-        if (i / 4 * 8 + i % 2 >= left) scores[i] = MINUS_INFINITY;
+        if (i / 4 * 8 + i % 2 >= left[i / 2 % 2]) scores[i] = MINUS_INFINITY;
 }
 
 // Rows of values from `count` on become zeros. By the threads of a group; where other groups do so too, they write the same.
@@ -309,49 +286,47 @@ template <int D> __device__ __forceinline__ void clear(unsigned values, int coun
     group_sync(group);
 }
 
+// The copies of a tile: rows `first` and on, as many boxes as its `count` rows reach into.
+template <int PARTS> __device__ __forceinline__ void load_tile(
+    unsigned to, const TensorMap& qkv, int column, int first, int count, unsigned full, unsigned parity) {
+    const int boxes = min((count + BOX - 1) / BOX, KEYS / BOX);
+    barrier_wait(full + EMPTY, parity ^ 1);
+    barrier_expect(full, boxes * PARTS * BOX_BYTES);
+#pragma unroll 1
+    for (int box = 0; box < boxes; ++box)
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            load_box(to + part * KEYS * 128 + box * BOX_BYTES, qkv, column + part * BOX, first + box * BOX, full);
+}
+
 // The copies of all units of a block, by one thread.
-template <int D> __device__ __forceinline__ void produce(const TensorMap& qkv, Memory<D> memory, Units units) {
-    constexpr int PARTS = D / BOX;
-    const int hidden = units.heads * D;
+template <class B> __device__ __forceinline__ void produce(const TensorMap& qkv, B block, Units units) {
+    const int hidden = units.heads * B::D, key_width = units.heads / units.sharing * B::D;
     Ring<QUERY_BUFFERS> queries;
-    Ring<Memory<D>::COUNT> ring;
+    Ring<B::STAGES> ring;
     int2 item = units.item(blockIdx.x);
 #pragma unroll 1
     for (unsigned unit = blockIdx.x; length_of(item) != 0; unit += gridDim.x) {
         const int2 next = units.item(unit + gridDim.x);
-        const int column = unit % units.heads * D, length = length_of(item), first_query = first_query_of(item);
-        const int groups = min((length - first_query + BOX - 1) / BOX, GROUPS);
-        const unsigned queries_full = memory.queries_full(queries.buffer);
+        const int head = unit % units.heads, length = length_of(item), first_query = B::first_query_of(item);
+        const int groups = min((length - first_query + BOX - 1) / BOX, B::GROUPS);
+        const unsigned queries_full = block.queries_full(queries.buffer);
         barrier_wait(queries_full + EMPTY, queries.parity ^ 1);
-        barrier_expect(queries_full, groups * Memory<D>::QUERY_BYTES);
+        barrier_expect(queries_full, groups * B::QUERY_BYTES);
 #pragma unroll 1
         for (int group = 0; group < groups; ++group)
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                load_box(memory.queries(queries.buffer, group) + part * BOX_BYTES, qkv, column + part * BOX,
+            for (int part = 0; part < B::PARTS; ++part)
+                load_box(block.queries(queries.buffer, group) + part * BOX_BYTES, qkv, head * B::D + part * BOX,
                          item.x + first_query + group * BOX, queries_full);
         queries.advance();
+        const int keys = B::keys_seen(length, first_query, B::QUERIES), column = hidden + head / units.sharing * B::D;
 #pragma unroll 1
-        for (int first = (length - 1) / KEYS * KEYS; first >= 0; first -= KEYS) {
-            const int boxes = min((length - first + BOX - 1) / BOX, KEYS / BOX);
-            const unsigned keys = memory.keys(ring.buffer), values = memory.values(ring.buffer);
-            const unsigned keys_full = memory.keys_full(ring.buffer), values_full = memory.values_full(ring.buffer);
-            barrier_wait(keys_full + EMPTY, ring.parity ^ 1);
-            barrier_expect(keys_full, boxes * PARTS * BOX_BYTES);
-#pragma unroll 1
-            for (int box = 0; box < boxes; ++box)
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    load_box(keys + part * KEYS * 128 + box * BOX_BYTES, qkv, hidden + column + part * BOX,
-                             item.x + first + box * BOX, keys_full);
-            barrier_wait(values_full + EMPTY, ring.parity ^ 1);
-            barrier_expect(values_full, boxes * PARTS * BOX_BYTES);
-#pragma unroll 1
-            for (int box = 0; box < boxes; ++box)
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-                    load_box(values + part * KEYS * 128 + box * BOX_BYTES, qkv, 2 * hidden + column + part * BOX,
-                             item.x + first + box * BOX, values_full);
+        for (int first = (keys - 1) / KEYS * KEYS; first >= 0; first -= KEYS) {
+            load_tile<B::PARTS>(block.keys(ring.buffer), qkv, column, item.x + first, keys - first,
+                                block.keys_full(ring.buffer), ring.parity);
+            load_tile<B::PARTS>(block.values(ring.buffer), qkv, column + key_width, item.x + first, keys - first,
+                                block.values_full(ring.buffer), ring.parity);
             ring.advance();
         }
         item = next;
@@ -397,65 +372,81 @@ __device__ __forceinline__ void release(unsigned full) {
     if (threadIdx.x % WARP == 0) barrier_arrive(full + EMPTY);
 }
 
-template <int D> __device__ __forceinline__ void consume(
-    scalar* out, Memory<D> memory, Units units, unsigned group, float log2_scale) {
+template <class B> __device__ __forceinline__ void consume(
+    scalar* out, B block, Units units, unsigned group, float log2_scale) {
+    constexpr int D = B::D, GROUPS = B::GROUPS;
     float scores[KEYS / 2], sums[D / 2];
     unsigned weights[KEYS / 16][4];
     Softmax softmax;
     softmax.log2_scale = log2_scale;
     Ring<QUERY_BUFFERS> queries;
-    Ring<Memory<D>::COUNT> keys, values;
+    Ring<B::STAGES> keys, values;
     int2 item = units.item(blockIdx.x);
-    if (TURNS && group == GROUPS - 1) give_turn(0);
+    if (group == GROUPS - 1) give_turn(0);
 #pragma unroll 1
     for (unsigned unit = blockIdx.x; length_of(item) != 0; unit += gridDim.x) {
         const int2 next = units.item(unit + gridDim.x);
-        const int length = length_of(item), first_query = first_query_of(item) + group * BOX;
-        const int tiles = (length + KEYS - 1) / KEYS, count = length - (tiles - 1) * KEYS;
-        const bool in_turns = TURNS && first_query_of(item) + (GROUPS - 1) * BOX < length;  // all groups have queries
-        const unsigned queries_full = memory.queries_full(queries.buffer);
+        const int length = length_of(item), block_query = B::first_query_of(item), first_query = block_query + group * BOX;
+        const int block_keys = B::keys_seen(length, block_query, B::QUERIES);
+        const int block_tiles = (block_keys + KEYS - 1) / KEYS;
+        // The last tiles of the block's may be of no query of this group's.
+        const int tiles = first_query < length ? (B::keys_seen(length, first_query, BOX) + KEYS - 1) / KEYS : 0;
+        const bool in_turns = block_query + (GROUPS - 1) * BOX < length;  // all groups have queries
+        const unsigned queries_full = block.queries_full(queries.buffer);
         barrier_wait(queries_full, queries.parity);
-        if (first_query < length) {
-            const unsigned own = memory.queries(queries.buffer, group);
-            barrier_wait(memory.keys_full(keys.buffer), keys.parity);
+#pragma unroll 1
+        for (int tile = tiles; tile < block_tiles; ++tile) {
+            if (in_turns) {  // each group has as many turns
+                take_turn(group);
+                give_turn(group + 1 == GROUPS ? 0 : group + 1);
+            }
+            barrier_wait(block.keys_full(keys.buffer), keys.parity);
+            release(block.keys_full(keys.buffer));
+            keys.advance();
+            barrier_wait(block.values_full(values.buffer), values.parity);
+            release(block.values_full(values.buffer));
+            values.advance();
+        }
+        if (tiles) {
+            const unsigned own = block.queries(queries.buffer, group);
+            const int first_key = (tiles - 1) * KEYS, count = block_keys - first_key;  // in the sequence, and loaded
+            barrier_wait(block.keys_full(keys.buffer), keys.parity);
             pin(scores);
-            issue_scores<D>(scores, own, memory.keys(keys.buffer));
+            issue_scores<D>(scores, own, block.keys(keys.buffer));
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) sums[i] = 0.0f;
             wgmma_wait<0>();
             pin(scores);
-            release(memory.keys_full(keys.buffer));
+            release(block.keys_full(keys.buffer));
             keys.advance();
-            if (count < KEYS) mask(scores, count);
+            if (B::CAUSAL || count < KEYS) mask<B::CAUSAL>(scores, count, first_query - first_key);
             softmax.begin(scores);
             softmax.exponentiate(scores);
             pack(weights, scores);
             if (count < KEYS) {
-                barrier_wait(memory.values_full(values.buffer), values.parity);
-                clear<D>(memory.values(values.buffer), count, group);
+                barrier_wait(block.values_full(values.buffer), values.parity);
+                clear<D>(block.values(values.buffer), count, group);
             }
-            if (LATE && tiles > 1) barrier_wait(memory.keys_full(keys.buffer), keys.parity);
 #pragma unroll 1
             for (int tile = 1; tile < tiles; ++tile) {
                 if (in_turns) take_turn(group);
-                if (!LATE) barrier_wait(memory.keys_full(keys.buffer), keys.parity);
+                barrier_wait(block.keys_full(keys.buffer), keys.parity);
                 pin(scores);
                 pin(sums);
-                issue_scores<D>(scores, own, memory.keys(keys.buffer));
-                barrier_wait(memory.values_full(values.buffer), values.parity);
-                issue_sums<D>(sums, weights, memory.values(values.buffer));
+                issue_scores<D>(scores, own, block.keys(keys.buffer));
+                barrier_wait(block.values_full(values.buffer), values.parity);
+                issue_sums<D>(sums, weights, block.values(values.buffer));
                 if (in_turns) give_turn(group + 1 == GROUPS ? 0 : group + 1);
                 wgmma_wait<1>();
                 pin(scores);
-                release(memory.keys_full(keys.buffer));
+                release(block.keys_full(keys.buffer));
                 keys.advance();
                 float shrink[2];
                 const bool has_moved = softmax.move(shrink, scores);
                 softmax.exponentiate(scores);
-                if (LATE && tile + 1 < tiles) barrier_wait(memory.keys_full(keys.buffer), keys.parity);
                 wgmma_wait<0>();
                 pin(sums);
-                release(memory.values_full(values.buffer));
+                release(block.values_full(values.buffer));
                 values.advance();
                 if (has_moved) {
 #pragma unroll
@@ -463,28 +454,18 @@ template <int D> __device__ __forceinline__ void consume(
                 }
                 pack(weights, scores);
             }
-            barrier_wait(memory.values_full(values.buffer), values.parity);
+            barrier_wait(block.values_full(values.buffer), values.parity);
             pin(sums);
-            issue_sums<D>(sums, weights, memory.values(values.buffer));
+            issue_sums<D>(sums, weights, block.values(values.buffer));
             wgmma_wait<0>();
             pin(sums);
-            release(memory.values_full(values.buffer));
+            release(block.values_full(values.buffer));
             values.advance();
             group_sync(group);  // no warp's products read the queries any more
             const int column = unit % units.heads * D, first = first_query + threadIdx.x / WARP % GROUP_WARPS * 16;
             store<D>(out, sums, softmax, own, item, first, column, units.heads * D);
             publish();
             __syncwarp();
-        } else {  // the other groups' tiles pass by
-#pragma unroll 1
-            for (int tile = 0; tile < tiles; ++tile) {
-                barrier_wait(memory.keys_full(keys.buffer), keys.parity);
-                release(memory.keys_full(keys.buffer));
-                keys.advance();
-                barrier_wait(memory.values_full(values.buffer), values.parity);
-                release(memory.values_full(values.buffer));
-                values.advance();
-            }
         }
         release(queries_full);
         queries.advance();
@@ -492,16 +473,16 @@ template <int D> __device__ __forceinline__ void consume(
     }
 }
 
-template <int D> __device__ __forceinline__ void run(
-    scalar* out, const TensorMap& qkv, const int2* plan, int items, int heads, float log2_scale, unsigned char* dynamic) {
-    const Memory<D> memory = {(shared_address(dynamic) + 1023) & ~1023u};
+template <class B> __device__ __forceinline__ void run(
+    scalar* out, const TensorMap& qkv, const Units& units, float log2_scale, unsigned char* dynamic) {
+    constexpr int GROUPS = B::GROUPS;
+    const B block = {(shared_address(dynamic) + 1023) & ~1023u};
     const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / GROUP_THREADS, 0);
-    const Units units = {plan, static_cast<unsigned>(items) * heads, static_cast<unsigned>(heads)};
     if (threadIdx.x == 0) {
         prefetch_map(qkv);
-        for (int i = 0; i < Memory<D>::BARRIERS; ++i) {
-            barrier_init(memory.queries_full(i), 1);
-            barrier_init(memory.queries_full(i) + EMPTY, RELEASES);
+        for (int i = 0; i < B::BARRIERS; ++i) {
+            barrier_init(block.queries_full(i), 1);
+            barrier_init(block.queries_full(i) + EMPTY, B::RELEASES);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -510,22 +491,25 @@ template <int D> __device__ __forceinline__ void run(
     if (group == GROUPS) {
         if constexpr (GROUPS == 3) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         else asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == GROUPS * GROUP_THREADS) produce<D>(qkv, memory, units);
+        if (threadIdx.x == GROUPS * GROUP_THREADS) produce(qkv, block, units);
     } else {
         if constexpr (GROUPS == 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         else asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume<D>(out, memory, units, group, log2_scale);
+        consume(out, block, units, group, log2_scale);
     }
 }
 
-#define LONG_ATTENTION(D)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(GROUP_THREADS*(GROUPS + 1), 1) long_attention_##D(                   \
-        scalar* out, const __grid_constant__ TensorMap qkv, const int2* plan, int items, int heads, float log2_scale) { \
-        extern __shared__ unsigned char dynamic[];                                                                    \
-        run<D>(out, qkv, plan, items, heads, log2_scale, dynamic);                                                    \
+// sharing: heads that have the same keys.
+#define LONG_ATTENTION(NAME, D, GROUPS, CAUSAL)                                                                   \
+    extern "C" __global__ void __launch_bounds__(GROUP_THREADS*(GROUPS + 1), 1) NAME(                             \
+        scalar* out, const __grid_constant__ TensorMap qkv, const int2* plan, unsigned items, unsigned heads,     \
+        unsigned sharing, float log2_scale) {                                                                     \
+        extern __shared__ unsigned char dynamic[];                                                                \
+        run<Block<D, GROUPS, CAUSAL>>(out, qkv, {plan, items * heads, heads, sharing}, log2_scale, dynamic);      \
     }
 
-LONG_ATTENTION(64)
-#if GROUPS == 2 && KEYS == 128
-LONG_ATTENTION(128)
-#endif
+LONG_ATTENTION(long_attention_64_128, 64, 2, false)
+LONG_ATTENTION(long_attention_64_192, 64, 3, false)
+LONG_ATTENTION(long_attention_128_128, 128, 2, false)
+LONG_ATTENTION(causal_attention_64_128, 64, 2, true)
+LONG_ATTENTION(causal_attention_128_128, 128, 2, true)

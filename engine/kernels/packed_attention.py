@@ -111,7 +111,8 @@ def _launch(
         raise ValueError(f"plan must have at most {_MAX_ITEMS} rows, not {items}, and begin on an 8-byte boundary")
     if not scale > 0:
         raise ValueError(f"scale must be positive, not {scale}")
-    _check_queries(queries)
+    if queries not in QUERIES:
+        raise ValueError(f"{queries} queries: a CTA has one of {QUERIES}")
     args = (
         pointer("out", out, dtype, (rows, hidden)),
         pointer("qkv", qkv, dtype, (rows, hidden + 2 * (hidden if key_width is None else key_width))),
@@ -147,19 +148,18 @@ def _reach(bias: Tensor) -> int:
 
 def plan_capacity(tokens: int, sequences: int, queries: int = 128) -> int:
     """Rows that are enough for the plan of any batch of at most `tokens` tokens in at most `sequences` sequences."""
-    _check_queries(queries)
     return (tokens + (queries - 1) * min(sequences, tokens)) // queries
 
 
-def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128) -> Int32Array:
+def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128, *, is_causal: bool = False) -> Int32Array:
     """[capacity, 2]: for each CTA the first token of its sequence, and length | query tile << 16; zeros: no work.
 
     cu_seqlens [N+1], on the host; empty sequences are skipped. capacity: `plan_capacity`, of this batch or of the
     shape that a CUDA graph was captured for. The longest sequences come first, so that no long one runs alone at the
-    end. Tiles of a sequence are adjacent: they share its keys and values in L2.
+    end. Tiles of a sequence are adjacent: they share its keys and values in L2. is_causal: tiles come in the order of
+    the keys up to their last query instead.
     Raises ValueError when a sequence is longer than MAX_SEQLEN or the capacity is too small.
     """
-    _check_queries(queries)
     lengths = np.diff(cu_seqlens)
     if lengths.max(initial=0) > MAX_SEQLEN:
         raise ValueError(f"a sequence of {lengths.max()} tokens: packed attention supports at most {MAX_SEQLEN}")
@@ -173,9 +173,7 @@ def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128) -> Int
     items = np.zeros((capacity, 2), np.int32)
     items[:total, 0] = cu_seqlens[sequence]
     items[:total, 1] = lengths[sequence] | tile << 16
+    if is_causal:
+        keys = np.minimum(lengths[sequence], (tile + 1) * queries)
+        items[:total] = items[np.argsort(-keys, kind="stable")]
     return items
-
-
-def _check_queries(queries: int) -> None:
-    if queries not in QUERIES:
-        raise ValueError(f"{queries} queries: a CTA has one of {QUERIES}")

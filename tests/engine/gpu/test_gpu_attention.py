@@ -1,5 +1,6 @@
 """The launch of attention for each kind and chosen kernel, up to the kernel itself. No GPU needed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.kernels import long_attention as long
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
-from penstock.engine.model.weights import Encoder, EncoderWeights, Heads, PlainAttention, RotaryAttention
+from penstock.engine.model.weights import Encoder, EncoderWeights, Heads
 from tests.engine.gpu.random_encoders import COMBINATIONS, Parts, random_encoder, without_turn
 from tests.engine.helpers import gpu_sizes, pack, random_sequences, save_encoder
 
@@ -53,7 +54,7 @@ def calls_of(name: str, encoder: Encoder[GpuDense], inputs: Inputs, patch: pytes
 
 @pytest.mark.parametrize(
     ("kernel", "queries"),
-    [(AttentionKernel.PACKED_64, 64), (AttentionKernel.PACKED_128, 128), (AttentionKernel.LONG, 128)],
+    [(AttentionKernel.PACKED_64, 64), (AttentionKernel.PACKED_128, 128), (AttentionKernel.LONG_128, 128)],
 )
 def test_each_layer_attends_with_its_own_float32_angles_and_window(
     tmp_path: Path, kernel: AttentionKernel, queries: int, monkeypatch: pytest.MonkeyPatch
@@ -63,7 +64,12 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
     inputs = inputs_for(kernel)
     plain: list[tuple[Any, ...]] = []
     monkeypatch.setattr(module, "packed_attention", lambda out, qkv, plan, *more: plain.append(more))
-    monkeypatch.setattr(long, "long_attention", lambda out, qkv, plan, *more: plain.append((*more, 128, None)))
+
+    def attend_long(out: Tensor, qkv: Tensor, plan: Tensor, heads: Heads, *more: Any, is_causal: bool) -> None:
+        assert not is_causal
+        plain.append((heads.queries, *more, None))
+
+    monkeypatch.setattr(long, "long_attention", attend_long)
     windowed = calls_of("windowed_attention", encoder, inputs, monkeypatch)
     own: list[Any] = [layer.attention for layer in weights.layers]
     for layer, attention in zip(encoder.layers, own, strict=True):
@@ -76,29 +82,52 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
     assert 0 < len(windows) < len(own)
 
 
-@pytest.mark.parametrize(("windows", "is_prepared"), [((None, 64), True), ((64, 64), False)])
-def test_the_long_kernel_is_compiled_where_a_layer_sees_all(
-    windows: tuple[int | None, ...], is_prepared: bool, monkeypatch: pytest.MonkeyPatch
+def prepared_long(
+    encoder: Encoder[GpuDense], patch: pytest.MonkeyPatch, prepare: Callable[..., None] = lambda *form: None
+) -> AttentionKernel | None:
+    """As on Hopper, for float16; `prepare` in place of the compiler."""
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    patch.setattr(long, "prepare", prepare)
+    attentions = [layer.attention for layer in encoder.layers]
+    return prepare_long(attentions, encoder.heads, torch.float16, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("parts", "kernel", "forms"),
+    [
+        (Parts(Heads(4, 4, 64)), AttentionKernel.LONG_192, {(64, 192, False)}),
+        (Parts(Heads(4, 2, 64)), AttentionKernel.LONG_192, {(64, 192, False)}),
+        (Parts(Heads(4, 4, 128)), AttentionKernel.LONG_128, {(128, 128, False)}),
+        (Parts(Heads(4, 4, 64), windows=(None, 64)), AttentionKernel.LONG_128, {(64, 128, False)}),
+        (Parts(Heads(4, 2, 128), is_causal=True), AttentionKernel.LONG_CAUSAL, {(128, 128, True)}),
+        (Parts(Heads(4, 2, 64), is_causal=True, windows=(9, None)), AttentionKernel.LONG_CAUSAL, {(64, 128, True)}),
+        (Parts(Heads(4, 4, 64), windows=(64, 64)), None, set()),
+        (Parts(Heads(4, 4, 64), has_biases=True), None, set()),
+        (Parts(Heads(4, 4, 32)), None, set()),
+    ],
+    ids=str,
+)
+def test_the_long_kernel_is_compiled_where_a_layer_has_no_window(
+    parts: Parts,
+    kernel: AttentionKernel | None,
+    forms: set[tuple[int, int, bool]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prepared: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(long, "prepare", lambda *arguments: prepared.append(arguments))
-    encoder = prepare_for_gpu(random_encoder(Parts(Heads(4, 4, 64), windows=windows)), torch.float16, CPU)
-    assert prepare_long(encoder, torch.float16, torch.device("cuda", 0)) is is_prepared
-    assert prepared == [(64, torch.float16, 0)] * is_prepared
-    assert not prepare_long(encoder, torch.float16, CPU)
+    encoder = prepare_for_gpu(random_encoder(parts), torch.float16, CPU)
+    assert prepared_long(encoder, monkeypatch, lambda *form: prepared.append(form)) is kernel
+    assert prepared == [(*form, torch.float16, 0) for form in forms]
+    assert prepare_long([layer.attention for layer in encoder.layers], encoder.heads, torch.float16, CPU) is None
 
 
 def test_a_long_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(head_dim: int, dtype: torch.dtype, device: int) -> None:
+    def refuse(*form: object) -> None:
         raise UnsupportedDevice("long_attention was not compiled: no compiler\nand more")
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(long, "prepare", refuse)
     logged: list[str] = []
     monkeypatch.setattr(module.log, "warning", lambda event, error: logged.append(f"{event}: {error}"))
     encoder = prepare_for_gpu(random_encoder(Parts(Heads(4, 4, 64))), torch.float16, CPU)
-    assert not prepare_long(encoder, torch.float16, torch.device("cuda", 0))
+    assert prepared_long(encoder, monkeypatch, refuse) is None
     assert logged == ["long_attention_off: long_attention was not compiled: no compiler"]
 
 
@@ -130,10 +159,16 @@ def test_every_layer_of_any_combination_attends_as_on_the_cpu(
     """With the chosen kernels in torch: what they are told to see and share is what the CPU does."""
     weights, batch = random_encoder(COMBINATIONS[name]), pack(random_sequences((9, 100, 1, 64)))
     encoder, heads = prepare_for_gpu(weights, torch.float32, CPU), weights.heads
-    has_long = isinstance(encoder.layers[0].attention, PlainAttention | RotaryAttention)
-    seen_whole = longest_seen_whole(encoder)
-    limits: dict[str, Any] = {"shared_bytes": 227 << 10, "seen_whole": seen_whole, "has_long": has_long}
-    inputs = inputs_for(choose_kernel(encoder.layers[0].attention, heads.dim, longest, rows, **limits))
+    kernel = choose_kernel(
+        encoder.layers[0].attention,
+        heads.dim,
+        longest,
+        rows,
+        shared_bytes=227 << 10,
+        seen_whole=longest_seen_whole(encoder),
+        long=prepared_long(encoder, monkeypatch),
+    )
+    inputs = inputs_for(kernel)
     LaunchesInTorch(inputs).replace(monkeypatch)
     layout = sort_by_length(batch.cu_seqlens)
     tokens = torch.from_numpy(layout.tokens)
@@ -171,8 +206,10 @@ class LaunchesInTorch:
         query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
         self._attend(out, query, key, value, scale, bias=bias)
 
-    def long_attention(self, out: Tensor, qkv: Tensor, plan: Tensor, heads: int, scale: float) -> None:
-        self.packed_attention(out, qkv, plan, heads, scale, 128)
+    def long_attention(
+        self, out: Tensor, qkv: Tensor, plan: Tensor, heads: Heads, scale: float, queries: int, *, is_causal: bool
+    ) -> None:
+        self.windowed_attention(out, qkv, plan, heads, scale, queries, None, is_causal=is_causal)
 
     def windowed_attention(
         self,

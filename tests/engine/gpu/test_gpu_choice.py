@@ -58,19 +58,20 @@ def test_the_choice(
     ("attention", "max_seqlen", "rows", "kernel"),
     [
         (PLAIN, 512, 16_384, AttentionKernel.PACKED_128),
-        (PLAIN, 513, 16_384, AttentionKernel.LONG),
+        (PLAIN, 513, 16_384, AttentionKernel.LONG_192),
         (PLAIN, 1024, 2816, AttentionKernel.PACKED_64),
         (PLAIN, 64, 16_384, AttentionKernel.SHORT),
         (PLAIN, 70_000, 70_000, AttentionKernel.FLASH),
-        (ROTARY, 8192, 16_384, AttentionKernel.LONG),
+        (ROTARY, 8192, 16_384, AttentionKernel.LONG_192),
     ],
 )
 def test_long_sequences_have_the_long_kernel_where_it_runs(
     attention: Attention, max_seqlen: int, rows: int, kernel: AttentionKernel
 ) -> None:
-    assert choose_kernel(attention, 64, max_seqlen, rows, shared_bytes=HOPPER, has_long=True) is kernel
+    long = AttentionKernel.LONG_192
+    assert choose_kernel(attention, 64, max_seqlen, rows, shared_bytes=HOPPER, long=long) is kernel
     without = choose_kernel(attention, 64, max_seqlen, rows, shared_bytes=HOPPER)
-    assert without is (AttentionKernel.PACKED_128 if kernel is AttentionKernel.LONG else kernel)
+    assert without is (AttentionKernel.PACKED_128 if kernel is long else kernel)
 
 
 @pytest.mark.parametrize(

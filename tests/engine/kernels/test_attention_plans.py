@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.engine.kernels import long_attention as long
 from penstock.engine.kernels import packed_attention as packed
 from penstock.engine.kernels import short_attention as short
+from penstock.engine.model.weights import Heads
 
 HOPPER, ADA = 227 << 10, 99 << 10  # bytes of shared memory that a CTA can ask for
 
@@ -23,13 +24,13 @@ def cumulate(lengths: list[int]) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
-@given(LENGTHS, st.sampled_from(packed.QUERIES), st.integers(0, 300), st.integers(0, 5))
+@given(LENGTHS, st.sampled_from((64, 128, 192)), st.booleans(), st.integers(0, 300), st.integers(0, 5))
 def test_each_tile_of_queries_is_planned_once_within_its_buckets_capacity(
-    lengths: list[int], queries: int, spare_tokens: int, spare_sequences: int
+    lengths: list[int], queries: int, is_causal: bool, spare_tokens: int, spare_sequences: int
 ) -> None:
     cu_seqlens = cumulate(lengths)
     capacity = packed.plan_capacity(sum(lengths) + spare_tokens, len(lengths) + spare_sequences, queries)
-    items = packed.plan_items(cu_seqlens, capacity, queries)
+    items = packed.plan_items(cu_seqlens, capacity, queries, is_causal=is_causal)
     assert items.shape == (capacity, 2)
     assert items.dtype == np.int32
     planned = [(start, word & 0xFFFF, word >> 16) for start, word in items.tolist() if word]
@@ -37,7 +38,8 @@ def test_each_tile_of_queries_is_planned_once_within_its_buckets_capacity(
     wanted = [(s, n, tile) for s, n in zip(starts, lengths, strict=False) for tile in range(-(-n // queries))]
     assert sorted(planned) == sorted(wanted)
     assert not items[len(planned) :].any()  # the work comes first
-    assert all(before >= after for (_, before, _), (_, after, _) in pairwise(planned))  # and of that, the longest
+    keys = [min(length, (tile + 1) * queries) if is_causal else length for _, length, tile in planned]
+    assert keys == sorted(keys, reverse=True)  # and of that, what takes longest
 
 
 def test_the_longest_sequence_that_a_plan_can_name() -> None:
@@ -136,8 +138,7 @@ def test_what_long_attention_supports(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert [d for d in (32, 48, 64, 128, 256) if long.supports(d, 0)] == ([64, 128] if is_hopper else [])
-    assert long.QUERIES in packed.QUERIES  # whose plan it follows
-    assert all(long.shared_bytes(d) <= HOPPER for d in (64, 128))
+    assert all(long.shared_bytes(*form) <= HOPPER for form in ((64, 128), (64, 192), (128, 128)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_what_long_attention_supports(
     [
         *[
             (launch, changes, message)
-            for launch in (packed.packed_attention, short.short_attention, long.long_attention)
+            for launch in (packed.packed_attention, short.short_attention)
             for changes, message in (
                 ({"num_heads": 5}, "5 heads of 51.2"),
                 ({"num_heads": 1}, "1 heads of 256"),
@@ -169,6 +170,31 @@ def test_wrong_arguments_are_refused(launch: Callable[..., object], changes: dic
         "qkv": torch.zeros(4, 768, dtype=torch.float16),
         "plan": torch.zeros(8, 2, dtype=torch.int32),
         "num_heads": 4,
+        "scale": 0.125,
+    }
+    with pytest.raises(ValueError, match=message):
+        launch(**(arguments | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": Heads(5, 5, 64)}, "5 heads of 51.2"),
+        ({"heads": Heads(1, 1, 256)}, "1 heads of 256"),
+        ({}, "on a CUDA device"),
+        ({"scale": 0.0}, "scale must be positive"),
+        ({"queries": 64}, "no block of heads of 64"),
+        ({"queries": 192, "is_causal": True}, "no block of causal heads of 64"),
+        ({"queries": 192, "heads": Heads(2, 2, 128)}, "no block of heads of 128"),
+    ],
+)
+def test_wrong_arguments_of_long_attention_are_refused(changes: dict[str, object], message: str) -> None:
+    launch: Callable[..., object] = long.long_attention
+    arguments: dict[str, object] = {
+        "out": torch.zeros(4, 256, dtype=torch.float16),
+        "qkv": torch.zeros(4, 768, dtype=torch.float16),
+        "plan": torch.zeros(8, 2, dtype=torch.int32),
+        "heads": Heads(4, 4, 64),
         "scale": 0.125,
     }
     with pytest.raises(ValueError, match=message):

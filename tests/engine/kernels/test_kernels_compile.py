@@ -110,7 +110,8 @@ def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, 
             (source, {f"{source}_{dim}_{queries}" for dim in (32, 64, 128) for queries in packed_attention.QUERIES})
             for source in ("packed_attention", "biased_attention", "windowed_attention")
         ],
-        ("long_attention", {"long_attention_64", "long_attention_128"}),
+        ("long_attention", {f"long_attention_{form}" for form in ("64_128", "64_192", "128_128")}),
+        ("long_attention", {f"causal_attention_{form}" for form in ("64_128", "128_128")}),
         ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
