@@ -100,8 +100,9 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
     match kernel, attention:
         case AttentionKernel.SHORT, PlainAttention() | DistanceAttention() | RotaryAttention():
             short_attention(out, qkv, plan, num_heads, scale, bias)
-        case AttentionKernel.LONG_128 | AttentionKernel.LONG_192 | AttentionKernel.LONG_CAUSAL, _ if _has_no_window(
-            attention
+        case (
+            AttentionKernel.LONG_128 | AttentionKernel.LONG_192 | AttentionKernel.LONG_CAUSAL,
+            PlainAttention() | RotaryAttention(window=None),
         ):
             long.long_attention(out, qkv, plan, heads, scale, queries, is_causal=_is_causal(attention))
         case (

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.engine.gpu.attention import AttentionTables, attend
+from penstock.engine.gpu.attention import AttentionTables, attend, prepare_long
 from penstock.engine.gpu.choice import choose_kernel
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.kernels.activation import bias_activation
@@ -20,15 +20,15 @@ from penstock.engine.kernels.pool import pool
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.kernels.rotate import rotate
 from penstock.engine.model.weights import Embeddings, Heads, Norm, PlainAttention, RotaryAttention
-from penstock.engine.types import PackedBatch
-from penstock.ops.bench.common.draws import filling
+from penstock.ops.bench.common.draws import Lengths, filling
 from penstock.ops.bench.gpu.bench import Bench, pack
 from penstock.ops.bench.gpu.contestants.packed_torch import flash_varlen
 from penstock.ops.bench.gpu.timing import num_sets, once_ms
 
 TOKENS = (1024, 4096, 16_384)
-ATTENTION = ((1024, 2, 100), (16_384, 2, 100), (16_384, 5, 500))  # tokens, and from which lengths
+ATTENTION = ((1024, 2, 100), (16_384, 2, 100), (16_384, 5, 500), (16_384, 100, 2000))  # tokens, from which lengths
 HIDDEN, INTERMEDIATE, HEADS, VOCAB = 768, 3072, 12, 30_522
+_HEADS = Heads(HEADS, HEADS, HIDDEN // HEADS)
 _EPS = 1e-12
 _COPY_BYTES, _COPIES = 2 << 30, 12
 
@@ -69,12 +69,14 @@ def run(bench: Bench) -> dict[str, Any]:
     attention = []
     for tokens, low, high in ATTENTION:
         with bench.guarded("kernel attention", f"{tokens} tokens of {low}-{high}"):
-            launch = _attention(tokens, low, high, bench.seed)
+            inputs = _planned(filling(tokens, low, high, bench.seed), torch.device("cuda"))
+            launch = _attention(inputs)
             attention.append(
                 {
+                    "kernel": inputs.shape.kernel.value,
                     "tokens": tokens,
                     "lengths": f"{low}-{high}",
-                    "sequences": len(filling(tokens, low, high, bench.seed)),
+                    "sequences": inputs.shape.sequences,
                     "us": bench.recorder.kernel_us(launch.ours, launch.sets),
                     "flash_us": bench.recorder.kernel_us(launch.theirs, launch.sets),
                     "byte_floor_us": launch.num_bytes / ceiling * 1e6,
@@ -176,14 +178,12 @@ def _mean_pool(tokens: int, seed: int) -> Launch:
     )
 
 
-def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
-    lengths = filling(tokens, low, high, seed)
+def _attention(inputs: Inputs) -> Launch:
+    tokens = inputs.shape.rows
     num_bytes = 4 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
     qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
-    requests = [np.zeros(length, np.int32) for length in lengths]
-    inputs = _uploaded(pack(requests), torch.device("cuda"))
-    tables = AttentionTables(Heads(HEADS, HEADS, HIDDEN // HEADS), {}, None)
+    tables = AttentionTables(_HEADS, {}, None)
     return Launch(
         num_bytes,
         lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables),
@@ -192,10 +192,16 @@ def _attention(tokens: int, low: int, high: int, seed: int) -> Launch:
     )
 
 
-def _uploaded(batch: PackedBatch, device: torch.device) -> Inputs:
+def _planned(lengths: Lengths, device: torch.device) -> Inputs:
     """A batch as the engine's kernels take it, with the attention kernel that the engine chooses for heads of 64."""
+    batch, attention = pack([np.zeros(length, np.int32) for length in lengths]), PlainAttention()
     kernel = choose_kernel(
-        PlainAttention(), 64, batch.max_seqlen, len(batch.token_ids), shared_bytes=block_shared_bytes(device)
+        attention,
+        _HEADS.dim,
+        batch.max_seqlen,
+        len(batch.token_ids),
+        shared_bytes=block_shared_bytes(device),
+        long=prepare_long([attention], _HEADS, torch.float16, device),
     )
     shape = exact_shape(batch, kernel)
     values = np.empty(shape.num_values, np.int32)
