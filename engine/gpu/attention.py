@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.gpu.choice import AttentionKernel
+from penstock.engine.gpu.choice import AttentionKernel, LongAttention
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels import long_attention as long
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
@@ -68,8 +68,8 @@ class AttentionTables:
 
 def prepare_long(
     attentions: Sequence[Attention], heads: Heads, dtype: torch.dtype, device: torch.device
-) -> AttentionKernel | None:
-    """Compile `long_attention` if a layer may use it. Returns the kernel that batches may have, or None.
+) -> LongAttention | None:
+    """Compile and load `long_attention` if a layer may use it: for every batch that may. Returns which do, or None.
 
     attentions: of all layers. `windowed_attention`, in layers with a window, follows the same plan of 128 queries.
     """
@@ -79,7 +79,8 @@ def prepare_long(
     index = torch.cuda.current_device() if device.index is None else device.index
     if not long.supports(heads.dim, index):
         return None
-    has_own_plan = heads.dim == 64 and causal == {False} and all(map(_has_no_window, attentions))
+    has_windows = not all(map(_has_no_window, attentions))
+    has_own_plan = heads.dim == 64 and causal == {False} and not has_windows
     kernel = AttentionKernel.LONG_192 if has_own_plan else AttentionKernel.LONG_128
     if causal == {True}:
         kernel = AttentionKernel.LONG_CAUSAL
@@ -89,7 +90,7 @@ def prepare_long(
     except UnsupportedDevice as error:
         log.warning("long_attention_off", error=str(error).partition("\n")[0])
         return None
-    return kernel
+    return LongAttention.of(kernel, heads.dim, is_causal=True in causal, has_windows=has_windows)
 
 
 def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, tables: AttentionTables) -> Tensor:

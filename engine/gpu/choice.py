@@ -14,6 +14,18 @@ Of another H200, with the plain kernel of the same run beside it:
     16k tokens of 2-100                       43                       50
     16k tokens of 5-500                       69                       76
     16k tokens of 100-2,000                   214                      230
+
+Of another H200, blocks of 64 and of 128 queries, and the long kernel, which `LongAttention.of` decides on:
+
+                                   12 heads of 64    16 causal of 128, 8 of keys   14 causal of 64, 2 of keys
+    16k tokens of 2-100            45,  47,  70      113, 157, 105                 45,  48,  69
+    16k tokens of 5-500            82,  76,  69      133, 155,  95                 58,  59,  59
+    16k tokens of 100-2,000        234, 213, 153     348, 372, 191                 149, 145, 121
+    4,096 tokens of 5-500          23,  23,  20      37,  42,  29                  18,  20,  21
+    1,024 tokens of 5-500          14,  12,  10      14,  15,  11                  9.6, 13,  8.4
+    one sequence of 256            5.8, 8.2, 7.2     8.2, 10,  7.7                 5.9, 8.2, 5.7
+    one sequence of 512            10.4, 14, 10.2    14,  17,  10                  9.5, 13,  8.0
+    one sequence of 2,048          60,  61,  27      82,  86,  41                  45,  57,  31
 """
 
 from collections.abc import Callable
@@ -39,8 +51,8 @@ from penstock.engine.types import Int32Array
 _SHORT_TOKENS, _SHORT_ROWS = 64, 2048
 # From this many rows on, blocks of 128 queries fill an H200 at 12 heads. Below, twice as many of 64 finish earlier.
 _ROWS_THAT_FILL = 2816
-# Sequences longer than these gain from Hopper's tensor cores. A power of two, as buckets round the longest.
-_LONG_TOKENS = 512
+# Batches whose longest sequence has more tokens gain from Hopper's tensor cores. Powers of two, as buckets round it.
+_WIDE_HEADS, _LONG_TOKENS_OF_WIDE, _LONG_TOKENS, _LONG_TOKENS_CAUSAL = 128, 64, 256, 512
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
 
@@ -56,6 +68,27 @@ class AttentionKernel(Enum):
     FLASH = "flash"
 
 
+class LongAttention(NamedTuple):
+    """A kernel for Hopper, of batches of more `rows` with a longest sequence of more `tokens`."""
+
+    kernel: AttentionKernel
+    tokens: int
+    rows: int
+
+    @classmethod
+    def of(cls, kernel: AttentionKernel, head_dim: int, *, is_causal: bool, has_windows: bool) -> "LongAttention":
+        """is_causal, has_windows: whether any layer is, or has one.
+
+        A layer with a window follows the plan of 128 queries a block, with which few rows do not fill the device.
+        """
+        of_narrow = _LONG_TOKENS_CAUSAL if is_causal else _LONG_TOKENS
+        tokens = _LONG_TOKENS_OF_WIDE if head_dim >= _WIDE_HEADS else of_narrow
+        return cls(kernel, tokens, _ROWS_THAT_FILL if has_windows else 0)
+
+    def gains(self, max_seqlen: int, rows: int) -> bool:
+        return self.tokens < max_seqlen <= packed_attention.MAX_SEQLEN and rows > self.rows
+
+
 def choose_kernel(
     attention: Attention,
     head_dim: int,
@@ -64,7 +97,7 @@ def choose_kernel(
     *,
     shared_bytes: int,
     seen_whole: int = 0,
-    long: AttentionKernel | None = None,
+    long: LongAttention | None = None,
 ) -> AttentionKernel:
     """The kernel for `rows` tokens in sequences of up to `max_seqlen`. Raises UnsupportedDevice if there is none.
 
@@ -74,8 +107,8 @@ def choose_kernel(
     if isinstance(attention, DistanceAttention):
         shared_bytes -= packed_attention.table_bytes(attention.bias)
     packed = _packed(head_dim, max_seqlen, rows, shared_bytes)
-    if long is not None and packed is AttentionKernel.PACKED_128 and max_seqlen > _LONG_TOKENS:
-        packed = long
+    if long is not None and long.gains(max_seqlen, rows):
+        packed = long.kernel
     match attention:
         case PlainAttention():
             return _short(head_dim, max_seqlen, rows) or packed or _flash(head_dim)

@@ -15,7 +15,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.gpu import attention as module
 from penstock.engine.gpu.attention import AttentionTables, attend, prepare_long
-from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
+from penstock.engine.gpu.choice import AttentionKernel, LongAttention, choose_kernel, longest_seen_whole
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.kernels import long_attention as long
@@ -84,7 +84,7 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
 
 def prepared_long(
     encoder: Encoder[GpuDense], patch: pytest.MonkeyPatch, prepare: Callable[..., None] = lambda *form: None
-) -> AttentionKernel | None:
+) -> LongAttention | None:
     """As on Hopper, for float16; `prepare` in place of the compiler."""
     patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     patch.setattr(long, "prepare", prepare)
@@ -93,14 +93,18 @@ def prepared_long(
 
 
 @pytest.mark.parametrize(
-    ("parts", "kernel", "forms"),
+    ("parts", "kernel", "forms"),  # kernel: and the batches that it has, of more tokens and rows
     [
-        (Parts(Heads(4, 4, 64)), AttentionKernel.LONG_192, {(64, 192, False)}),
-        (Parts(Heads(4, 2, 64)), AttentionKernel.LONG_192, {(64, 192, False)}),
-        (Parts(Heads(4, 4, 128)), AttentionKernel.LONG_128, {(128, 128, False)}),
-        (Parts(Heads(4, 4, 64), windows=(None, 64)), AttentionKernel.LONG_128, {(64, 128, False)}),
-        (Parts(Heads(4, 2, 128), is_causal=True), AttentionKernel.LONG_CAUSAL, {(128, 128, True)}),
-        (Parts(Heads(4, 2, 64), is_causal=True, windows=(9, None)), AttentionKernel.LONG_CAUSAL, {(64, 128, True)}),
+        (Parts(Heads(4, 4, 64)), (AttentionKernel.LONG_192, 256, 0), {(64, 192, False)}),
+        (Parts(Heads(4, 2, 64)), (AttentionKernel.LONG_192, 256, 0), {(64, 192, False)}),
+        (Parts(Heads(4, 4, 128)), (AttentionKernel.LONG_128, 64, 0), {(128, 128, False)}),
+        (Parts(Heads(4, 4, 64), windows=(None, 64)), (AttentionKernel.LONG_128, 256, 2816), {(64, 128, False)}),
+        (Parts(Heads(4, 2, 128), is_causal=True), (AttentionKernel.LONG_CAUSAL, 64, 0), {(128, 128, True)}),
+        (
+            Parts(Heads(4, 2, 64), is_causal=True, windows=(9, None)),
+            (AttentionKernel.LONG_CAUSAL, 512, 2816),
+            {(64, 128, True)},
+        ),
         (Parts(Heads(4, 4, 64), windows=(64, 64)), None, set()),
         (Parts(Heads(4, 4, 64), has_biases=True), None, set()),
         (Parts(Heads(4, 4, 32)), None, set()),
@@ -109,13 +113,13 @@ def prepared_long(
 )
 def test_the_long_kernel_is_compiled_where_a_layer_has_no_window(
     parts: Parts,
-    kernel: AttentionKernel | None,
+    kernel: tuple[AttentionKernel, int, int] | None,
     forms: set[tuple[int, int, bool]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prepared: list[tuple[Any, ...]] = []
     encoder = prepare_for_gpu(random_encoder(parts), torch.float16, CPU)
-    assert prepared_long(encoder, monkeypatch, lambda *form: prepared.append(form)) is kernel
+    assert prepared_long(encoder, monkeypatch, lambda *form: prepared.append(form)) == kernel
     assert prepared == [(*form, torch.float16, 0) for form in forms]
     assert prepare_long([layer.attention for layer in encoder.layers], encoder.heads, torch.float16, CPU) is None
 

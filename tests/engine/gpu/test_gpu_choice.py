@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
+from penstock.engine.gpu.choice import AttentionKernel, LongAttention, choose_kernel, longest_seen_whole
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
@@ -54,24 +54,50 @@ def test_the_choice(
     assert choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=shared_bytes) is kernel
 
 
+LONG = {  # by size of heads, and what any layer is or has
+    (64, ""): LongAttention.of(AttentionKernel.LONG_192, 64, is_causal=False, has_windows=False),
+    (64, "window"): LongAttention.of(AttentionKernel.LONG_128, 64, is_causal=False, has_windows=True),
+    (64, "causal"): LongAttention.of(AttentionKernel.LONG_CAUSAL, 64, is_causal=True, has_windows=False),
+    (128, ""): LongAttention.of(AttentionKernel.LONG_128, 128, is_causal=False, has_windows=False),
+    (128, "window"): LongAttention.of(AttentionKernel.LONG_128, 128, is_causal=False, has_windows=True),
+    (128, "causal"): LongAttention.of(AttentionKernel.LONG_CAUSAL, 128, is_causal=True, has_windows=False),
+}
+
+
+@pytest.mark.parametrize("max_seqlen", [1, 64, 65, 128, 129, 256, 257, 512, 513, 65_535, 65_536])
+@pytest.mark.parametrize("rows", [1, 64, 2048, 2049, 2816, 2817, 70_000])
 @pytest.mark.parametrize(
-    ("attention", "max_seqlen", "rows", "kernel"),
+    ("head_dim", "kind", "tokens", "least_rows"),
     [
-        (PLAIN, 512, 16_384, AttentionKernel.PACKED_128),
-        (PLAIN, 513, 16_384, AttentionKernel.LONG_192),
-        (PLAIN, 1024, 2816, AttentionKernel.PACKED_64),
-        (PLAIN, 64, 16_384, AttentionKernel.SHORT),
-        (PLAIN, 70_000, 70_000, AttentionKernel.FLASH),
-        (ROTARY, 8192, 16_384, AttentionKernel.LONG_192),
+        (64, "", 256, 1),
+        (64, "window", 256, 2817),
+        (64, "causal", 512, 1),
+        (128, "", 64, 1),
+        (128, "window", 64, 2817),
+        (128, "causal", 64, 1),
     ],
 )
 def test_long_sequences_have_the_long_kernel_where_it_runs(
-    attention: Attention, max_seqlen: int, rows: int, kernel: AttentionKernel
+    head_dim: int, kind: str, tokens: int, least_rows: int, rows: int, max_seqlen: int
 ) -> None:
-    long = AttentionKernel.LONG_192
-    assert choose_kernel(attention, 64, max_seqlen, rows, shared_bytes=HOPPER, long=long) is kernel
-    without = choose_kernel(attention, 64, max_seqlen, rows, shared_bytes=HOPPER)
-    assert without is (AttentionKernel.PACKED_128 if kernel is long else kernel)
+    """At the thresholds that were measured, unless the kernel for short sequences is chosen. Else nothing changes."""
+    attention, long = ROTARY if kind else PLAIN, LONG[head_dim, kind]
+    kernel = choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=HOPPER, long=long)
+    without = choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=HOPPER)
+    is_long = tokens < max_seqlen <= 65_535 and rows >= least_rows and without is not AttentionKernel.SHORT
+    assert kernel is (long.kernel if is_long else without)
+
+
+@pytest.mark.parametrize("form", LONG, ids=str)
+def test_batches_of_a_bucket_have_the_kernel_of_its_longest(form: tuple[int, str]) -> None:
+    """Buckets round the longest sequence up to a power of two: a row's bits depend on its bucket alone."""
+    for rows in (1024, 2560, 16_384):
+        for most in (64, 128, 256, 512, 1024):
+            kernels = {
+                choose_kernel(ROTARY, form[0], longest, rows, shared_bytes=HOPPER, long=LONG[form])
+                for longest in (most // 2 + 1, most)
+            }
+            assert len(kernels) == 1
 
 
 @pytest.mark.parametrize(

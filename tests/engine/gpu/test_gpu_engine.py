@@ -16,14 +16,14 @@ from torch import Tensor
 from penstock.engine import EngineLanes
 from penstock.engine.errors import DeviceFailed
 from penstock.engine.gpu import engine as engine_module
-from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
+from penstock.engine.gpu.choice import AttentionKernel, LongAttention, choose_kernel
 from penstock.engine.gpu.encoder import GpuEncoder
 from penstock.engine.gpu.engine import GpuEngine
 from penstock.engine.gpu.products import MAX_ROWS, Products
 from penstock.engine.kernels import launch as launching
 from penstock.engine.model.results import EmbeddingTail, Head
 from penstock.engine.model.vectors import AllVectors, KeptTokens, Lexical, TokenVectors, VectorHead
-from penstock.engine.model.weights import Dense, PlainAttention
+from penstock.engine.model.weights import Dense, PlainAttention, RotaryAttention
 from penstock.engine.types import Int32Array, ModelInfo, PackedBatch, TaskOptions
 from penstock.engine.vector_rows import split_vectors
 from penstock.producer.wire.messages import Request, join_tokens
@@ -142,12 +142,35 @@ def test_each_task_of_a_batch_has_the_rows_of_its_head(cuda: FakeCuda, monkeypat
         np.testing.assert_allclose(part, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("max_tokens", [64, 128, 256, 512])
+@pytest.mark.parametrize("max_tokens", [64, 128, 256, 512, 1024])
+@pytest.mark.parametrize(
+    ("head_dim", "long", "is_causal", "has_windows"),
+    [
+        (64, None, False, False),
+        (64, AttentionKernel.LONG_192, False, False),
+        (64, AttentionKernel.LONG_128, False, True),
+        (64, AttentionKernel.LONG_CAUSAL, True, False),
+        (128, None, True, False),
+        (128, AttentionKernel.LONG_128, False, False),
+        (128, AttentionKernel.LONG_CAUSAL, True, False),
+    ],
+)
 def test_warming_up_meets_every_kernel_that_a_batch_may_need(
-    cuda: FakeCuda, encoder: SmallEncoder, max_tokens: int
+    cuda: FakeCuda,
+    encoder: SmallEncoder,
+    max_tokens: int,
+    head_dim: int,
+    long: AttentionKernel | None,
+    is_causal: bool,
+    has_windows: bool,
 ) -> None:
+    """long: the kernel for Hopper, None on other devices. Layers that are causal or have windows are rotary."""
+    rotary = RotaryAttention(torch.zeros(1, head_dim // 2), torch.zeros(1, head_dim // 2), None)
+    gains = long and LongAttention.of(long, head_dim, is_causal=is_causal, has_windows=has_windows)
+
     def kernel(longest: int, rows: int) -> AttentionKernel:
-        return choose_kernel(PlainAttention(), 64, longest, rows, shared_bytes=227 << 10)
+        attention = rotary if is_causal or has_windows else PlainAttention()
+        return choose_kernel(attention, head_dim, longest, rows, shared_bytes=227 << 10, long=gains)
 
     head, tail = Head((), "raw", INFO.labels, "tokens"), EmbeddingTail(pooling="cls", dense=(), normalize=False)
     info = replace(INFO, max_tokens=max_tokens)
