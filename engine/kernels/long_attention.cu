@@ -8,16 +8,18 @@
 //   after it. A tile has 64 queries for each group that multiplies: 192 for D = 64, 128 for D = 128 or where another kernel
 //   follows the same plan.
 //
-// Measured on an NVIDIA H200, one run, TFLOP/s: float16, 16,384 tokens, 1,024 columns, sequences of
-//                                256    512   1,024   100-2,000   2,048   8,192
-//   D = 64, 192 queries          309    416     452         440     507     525
-//   D = 64, 128 queries          307    375     396         367     418     436
-//   cuDNN, equal lengths         306    370     400                 422     455
-//   packed_attention             256    298     305         312     311     317
-//   D = 128                      397    502     579         536     620     647
-//   cuDNN, equal lengths         400    502     573                 602     642
-//   packed_attention             213    258     276         272     276     279
-// Slower for D = 64: without turns, tiles of 192 keys, every fourth exponential by a polynomial.
+// Measured on an NVIDIA H200, one run, TFLOP/s: float16, 16,384 tokens, sequences of
+//                                        256    512   1,024   100-2,000   2,048   8,192
+//   12 heads, D = 64, 192 queries        300    414     469         446     529     562   (571 where 3 share keys)
+//   D = 64, 128 queries                  298    371     421         368     427     449
+//   packed_attention                     251    295     321         319     319     326   (FlashAttention-2: 229 at 100-2,000)
+//   12 heads, D = 128                    410    523     604         553     651     679
+//   FlashAttention-2                     255    295     307         268     321     308   (packed: 286 at 100-2,000)
+//   16 causal heads, D = 128, 8 of keys  231    347     462         475     547     635
+//   windowed_attention                   162    218     261         261     269     277
+// cuDNN, in an earlier run, for D = 64 and equal lengths of 2,048 and 8,192: 422 and 455. Slower variants: two groups of
+// queries with D = 64, as above; tiles of 192 keys; every fourth exponential by a polynomial; groups that do not take turns;
+// waits for the next keys before the sums of this tile are complete, and not in the turn.
 //
 // Threads: a unit of work is an item and a head; blocks are persistent, and their units gridDim.x apart. Warpgroups 0 to
 //   GROUPS - 1 have 64 queries of the tile each, and walk over the keys in tiles of KEYS, the last tile first. A thread of
@@ -115,30 +117,6 @@ __device__ __forceinline__ void group_sync(unsigned group) {
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Products
-
-#define LIST_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
-#define LIST_16(x, i) LIST_4(x, i), LIST_4(x, i + 4), LIST_4(x, i + 8), LIST_4(x, i + 12)
-#define LIST_32(x, i) LIST_16(x, i), LIST_16(x, i + 16)
-#define NAMES_32                                                                                     \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-    "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_64                                                                                       \
-    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
-             "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-#define WITH_ADD(ADD) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"
-
-// sums [64, 128] += a [64, 16] b [128, 16]', both in shared memory; with `add` 0 the sums are overwritten.
-#define MULTIPLY_128(TYPES)                                                                                      \
-    asm volatile(WITH_ADD(66) "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES " {" NAMES_64                 \
-                              "}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                                 \
-                 : LIST_32(sums, 0), LIST_32(sums, 32)                                                           \
-                 : "l"(a), "l"(b), "r"(add))
-
-__device__ __forceinline__ void multiply(float (&sums)[64], unsigned long long a, unsigned long long b, int add) {
-    if constexpr (IS_HALF<scalar>) MULTIPLY_128("f16.f16");
-    else MULTIPLY_128("bf16.bf16");
-}
 
 // sums [64, N] += a [64, 16] b [16, N], a in registers and b in shared memory.
 #define ADD_64(TYPES)                                                                                            \
