@@ -1,5 +1,6 @@
 """How a batch is described to the device, and which graph's shape it gets. No GPU needed."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,21 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape, likely_batches
-from penstock.engine.gpu.choice import AttentionKernel, choose_kernel
+from penstock.engine.gpu.choice import AttentionKernel, LongAttention, choose_kernel
 from penstock.engine.gpu.inputs import Inputs, Shape, describe, exact_shape, views
 from penstock.engine.model.weights import PlainAttention
 from penstock.engine.types import PackedBatch
 from tests.engine.helpers import pack, random_sequences
 
 plain = partial(choose_kernel, PlainAttention(), 64, shared_bytes=227 << 10)
+on_hopper = partial(plain, long=LongAttention.of(AttentionKernel.LONG_192, 64, is_causal=False, has_windows=False))
 
 lengths_of_batches = st.lists(st.integers(1, 130), min_size=1, max_size=40)
 
 
-def shape_of(batch: PackedBatch, max_tokens: int, *, has_types: bool = True) -> Shape | None:
+def shape_of(
+    batch: PackedBatch,
+    max_tokens: int,
+    *,
+    has_types: bool = True,
+    choose: Callable[[int, int], AttentionKernel] = plain,
+) -> Shape | None:
     """The shape of the batch's graph."""
     size = len(batch.token_ids), len(batch.cu_seqlens) - 1, batch.max_seqlen
-    return graph_shape(*size, max_tokens=max_tokens, choose=plain, has_types=has_types)
+    return graph_shape(*size, max_tokens=max_tokens, choose=choose, has_types=has_types)
 
 
 def described(batch: PackedBatch, shape: Shape) -> Inputs:
@@ -78,15 +86,19 @@ def test_there_are_few_shapes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("choose", [plain, on_hopper], ids=["plain", "on Hopper"])
 @pytest.mark.parametrize(("low", "high", "share"), [(2, 100, 0.98), (5, 500, 0.96), (2, 30, 0.85)])
-def test_most_batches_of_texts_are_of_a_likely_shape(low: int, high: int, share: float) -> None:
-    likely = {shape_of(pack(random_sequences(lengths)), 512) for lengths in likely_batches(GRAPH_ROWS, 512)}
+def test_most_batches_of_texts_are_of_a_likely_shape(
+    low: int, high: int, share: float, choose: Callable[[int, int], AttentionKernel]
+) -> None:
+    packs = (pack(random_sequences(lengths)) for lengths in likely_batches(GRAPH_ROWS, 512))
+    likely = {shape_of(batch, 512, choose=choose) for batch in packs}
     assert len(likely) < 600
     rng = np.random.default_rng(0)
     most = np.log(GRAPH_ROWS * 2 / (low + high))
     counts = np.exp(rng.uniform(0, most, 500)).astype(int)  # small batches as often as large ones
     batches = [pack(random_sequences(rng.integers(low, high + 1, count).tolist())) for count in counts]
-    shapes = [shape for batch in batches if (shape := shape_of(batch, 512)) is not None]
+    shapes = [shape for batch in batches if (shape := shape_of(batch, 512, choose=choose)) is not None]
     assert np.mean([shape in likely for shape in shapes]) >= share
 
 
