@@ -86,6 +86,7 @@ class LongAttention(NamedTuple):
         return cls(kernel, tokens, _ROWS_THAT_FILL if has_windows else 0)
 
     def gains(self, max_seqlen: int, rows: int) -> bool:
+        """Whether the kernel is faster for batches of this longest sequence and so many rows, and supports them."""
         return self.tokens < max_seqlen <= packed_attention.MAX_SEQLEN and rows > self.rows
 
 

@@ -83,10 +83,13 @@ def test_each_layer_attends_with_its_own_float32_angles_and_window(
 
 
 def prepared_long(
-    encoder: Encoder[GpuDense], patch: pytest.MonkeyPatch, prepare: Callable[..., None] = lambda *form: None
+    encoder: Encoder[GpuDense],
+    patch: pytest.MonkeyPatch,
+    prepare: Callable[..., None] = lambda *form: None,
+    capability: tuple[int, int] = (9, 0),
 ) -> LongAttention | None:
     """As on Hopper, for float16; `prepare` in place of the compiler."""
-    patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     patch.setattr(long, "prepare", prepare)
     attentions = [layer.attention for layer in encoder.layers]
     return prepare_long(attentions, encoder.heads, torch.float16, torch.device("cuda", 0))
@@ -122,6 +125,16 @@ def test_the_long_kernel_is_compiled_where_a_layer_has_no_window(
     assert prepared_long(encoder, monkeypatch, lambda *form: prepared.append(form)) == kernel
     assert prepared == [(*form, torch.float16, 0) for form in forms]
     assert prepare_long([layer.attention for layer in encoder.layers], encoder.heads, torch.float16, CPU) is None
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_devices_than_hopper_compile_no_long_kernel(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[tuple[Any, ...]] = []
+    encoder = prepare_for_gpu(random_encoder(Parts(Heads(4, 4, 64))), torch.float16, CPU)
+    assert prepared_long(encoder, monkeypatch, lambda *form: prepared.append(form), capability) is None
+    assert prepared == []
 
 
 def test_a_long_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
