@@ -143,6 +143,11 @@ def _require_plain_weights(root: Path, config: Config) -> None:
         raise UnsupportedCheckpoint(f"{root}: adapters (config.json) are not loaded. Merge them into the model.")
     if config.get("transformers_weights"):
         raise UnsupportedCheckpoint(f"{root}: a name of the weights' file (transformers_weights) is not implemented.")
+    if config.get("configuration_files"):
+        raise UnsupportedCheckpoint(
+            f"{root}: by configuration_files some versions of transformers read another file than config.json. Keep "
+            "the right one, as config.json without that key."
+        )
 
 
 def _require_plain_adapter(root: Path, task: str) -> None:

@@ -92,8 +92,17 @@ class Tensors:
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(prefix)}
 
     def require_layers_used(self) -> None:
-        """Raise UnsupportedCheckpoint for a tensor of a layer that was not taken. Called after all readers."""
-        require_no_layers(self._directory, self._tensors.keys() - self._largest.keys())
+        """Raise UnsupportedCheckpoint for a tensor of a layer that was not taken, or the bias of a weight that was.
+
+        Called after all readers.
+        """
+        unused = self._tensors.keys() - self._largest.keys()
+        require_no_layers(self._directory, unused)
+        biases = sorted(f"{stem}.bias" for stem in _stems(unused, "bias") & _stems(self._largest, "weight"))
+        if biases:
+            raise UnsupportedCheckpoint(
+                f"{self._directory}: the family has no such bias, so {', '.join(biases[:3])} would not be used."
+            )
 
     def require_finite(self) -> None:
         """Raise CheckpointError for a tensor, taken or not, that holds NaN or infinity."""
@@ -121,6 +130,11 @@ class Tensors:
                 "damaged, or its training diverged; take an earlier or another checkpoint."
             )
         return largest
+
+
+def _stems(names: Iterable[str], last: str) -> set[str]:
+    """The names that end in `last`, without it."""
+    return {stem for stem, _, part in (name.rpartition(".") for name in names) if part == last}
 
 
 def require_no_layers(directory: Path, unused: Iterable[str]) -> None:

@@ -439,6 +439,14 @@ class TestWeights:
         edit_json(tmp_path / "config.json", **changes)
         refuse(tmp_path, "quantised weights.*Serve the checkpoint that was quantised")
 
+    def test_those_of_another_configuration(self, tmp_path: Path) -> None:
+        """transformers reads the file of its own version instead."""
+        save_encoder(tmp_path, "bert")
+        stated = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+        write_json(tmp_path / "config.4.0.0.json", stated | {"hidden_act": "relu"})
+        edit_json(tmp_path / "config.json", configuration_files=["config.4.0.0.json", "config.json"])
+        refuse(tmp_path, "configuration_files")
+
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
     def test_quantised_ones_that_nothing_states(self, tmp_path: Path, dtype: torch.dtype) -> None:
         save_encoder(tmp_path, "bert")
@@ -481,6 +489,16 @@ class TestWeights:
             tensors[name] = torch.randn(48, 96)
         with pytest.raises(UnsupportedCheckpoint, match=f"{name}.*would not be used"):
             load(tmp_path, engine)
+
+    @pytest.mark.parametrize(("family", "name"), [("qwen3", "norm.bias"), ("modernbert", "final_norm.bias")])
+    def test_a_bias_outside_of_layers_that_the_family_does_not_have(
+        self, tmp_path: Path, family: str, name: str
+    ) -> None:
+        save_encoder(tmp_path, family)
+        with edited_tensors(tmp_path) as tensors:
+            tensors[name] = torch.randn(48)
+        with pytest.raises(UnsupportedCheckpoint, match=f"{name}.*would not be used"):
+            load(tmp_path, "packed")
 
     @pytest.mark.parametrize(
         "changes",
