@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
 from penstock.engine.families.bert import LAYER as BERT_LAYER
+from penstock.engine.families.late_interaction import stated_lengths
 from penstock.engine.families.readers import (
     read_classifier,
     read_dense,
@@ -16,6 +17,7 @@ from penstock.engine.families.readers import (
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting, stated_rows
+from penstock.engine.model.modules import max_tokens_beyond
 from penstock.engine.model.positions import relative_rows, relative_span
 from penstock.engine.model.weights import (
     Attention,
@@ -39,23 +41,26 @@ _MAX_TOKENS = 512  # where config.json does not state it
 
 
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
-    """The encoder of a DeBERTa-v2 or v3 checkpoint. config.json limits the length, as v3 has no position table."""
+    """The encoder of a DeBERTa-v2 or v3 checkpoint. Without a position table, as in v3, files limit the length."""
     config = checkpoint.config
     refuse_variants(checkpoint)
     _refuse(checkpoint)
     prefix = checkpoint.weights.prefix(_PREFIXES, _PROBE)
-    relative = _relative_embeddings(checkpoint, prefix)
+    embeddings = _embeddings(checkpoint, prefix + "embeddings.")
+    positions = require_int(config, "max_position_embeddings", _MAX_TOKENS)
+    max_tokens = embeddings.max_tokens or max_tokens_beyond(checkpoint, positions, stated_lengths(checkpoint))
+    relative = _relative_embeddings(checkpoint, prefix, max_tokens)
 
     def layer(prefix: str) -> Layer[Dense]:
         attention = _attention(checkpoint, prefix + "attention.self.", relative)
         return read_layer(checkpoint, prefix, _LAYER, _eps(checkpoint), attention)
 
     return Encoder(
-        embeddings=_embeddings(checkpoint, prefix + "embeddings."),
+        embeddings=embeddings,
         projection=None,
         layers=tuple(layer(f"{prefix}encoder.layer.{i}.") for i in range(require_int(config, "num_hidden_layers"))),
         heads=Heads.of(require_int(config, "hidden_size"), require_int(config, "num_attention_heads")),
-        max_tokens=require_int(config, "max_position_embeddings", _MAX_TOKENS),
+        max_tokens=max_tokens,
         convolution=_convolution(checkpoint, prefix + "encoder.conv."),
     )
 
@@ -105,7 +110,7 @@ def _convolution(checkpoint: Checkpoint, prefix: str) -> Convolution[Dense] | No
     return Convolution(dense, size, read_norm(weights, prefix + "LayerNorm", hidden, _eps(checkpoint)))
 
 
-def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
+def _relative_embeddings(checkpoint: Checkpoint, prefix: str, max_tokens: int) -> Tensor | None:
     """[2 * span, H], normalised if config.json says so; None for plain attention."""
     config, weights = checkpoint.config, checkpoint.weights
     if not setting(config, "relative_attention", False) or not _terms(checkpoint):
@@ -113,7 +118,7 @@ def _relative_embeddings(checkpoint: Checkpoint, prefix: str) -> Tensor | None:
     hidden = require_int(config, "hidden_size")
     distances = (_num_buckets(checkpoint), _max_distance(checkpoint))
     try:
-        relative_rows(require_int(config, "max_position_embeddings", _MAX_TOKENS), *distances)
+        relative_rows(max_tokens, *distances)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.directory}: config.json: {error}.") from error
     table = weights.take(prefix + "encoder.rel_embeddings.weight", 2 * relative_span(*distances), hidden)

@@ -12,7 +12,7 @@ from penstock.engine.families.late_interaction import stated_lengths
 from penstock.engine.families.yarn import TRAINED, positive, yarn
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import Config, require_int, setting
-from penstock.engine.model.modules import max_rotary_tokens
+from penstock.engine.model.modules import max_tokens_beyond
 
 _TYPES = ("rope_type", "type")  # the newer name, and the older
 _OF_TYPE = {
@@ -70,7 +70,7 @@ def _positions(config: Config, default: int) -> int:
 
 def _longest(checkpoint: Checkpoint, positions: int) -> int:
     """Tokens of the longest text that is admitted. Raises NotPacked where a table of so many would be too large."""
-    longest = max_rotary_tokens(checkpoint, positions, stated_lengths(checkpoint))
+    longest = max_tokens_beyond(checkpoint, positions, stated_lengths(checkpoint))
     if longest > _MOST_ROWS:
         raise NotPacked(f"{checkpoint.directory}: {longest:,} rotary positions are not implemented.")
     return longest

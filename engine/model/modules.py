@@ -157,8 +157,8 @@ def max_tokens_of(checkpoint: Checkpoint, positions: int | None, of_roles: Seque
     return min(limits) if limits else require_int(checkpoint.config, "n_positions", _UNSTATED_MAX_TOKENS)
 
 
-def max_rotary_tokens(checkpoint: Checkpoint, positions: int, of_roles: Sequence[int] = ()) -> int:
-    """`max_tokens_of`, where positions are angles, which a sequence may have more of than config.json states.
+def max_tokens_beyond(checkpoint: Checkpoint, positions: int, of_roles: Sequence[int] = ()) -> int:
+    """`max_tokens_of`, where no table limits positions: a sequence may have more of them than config.json states.
 
     A sentence-transformers configuration counts beyond them, to 131,072 tokens.
     """

@@ -22,7 +22,7 @@ from penstock.engine.model.adapter import has_adapter
 from penstock.engine.model.admission import CLASSIFY, EMBED, RERANK, TOKEN_CLASSIFY
 from penstock.engine.model.checkpoint import Checkpoint, require_no_layers
 from penstock.engine.model.files import setting
-from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_rotary_tokens, max_tokens_of
+from penstock.engine.model.modules import embedding_tail, matryoshka_dimensions, max_tokens_beyond, max_tokens_of
 from penstock.engine.model.results import Head, on_device
 from penstock.engine.padded.engine import PaddedEngine
 from penstock.engine.types import ModelInfo, PackedBatch, TaskOptions
@@ -250,7 +250,7 @@ def _require_finite(model: Any, checkpoint: Checkpoint, precision: str) -> None:
 def _max_tokens(checkpoint: Checkpoint, model: Any) -> int:
     """Longest sequence: by the tables, less the rows that RoBERTa and others keep before position 0, or by config.json.
 
-    Positions that are angles go on beyond it.
+    Positions that are angles or distances go on beyond it.
     """
     stated = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     positions = stated if isinstance(stated, int) and stated > 0 else None
@@ -259,9 +259,10 @@ def _max_tokens(checkpoint: Checkpoint, model: Any) -> int:
         for name, module in model.named_modules()
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding)
     ]
-    is_rotary = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
-    if is_rotary and positions is not None and not tables:
-        return max_rotary_tokens(checkpoint, positions)
+    names = [name for name, _ in (*model.named_buffers(), *model.named_modules())]
+    go_on = any(name.endswith(("inv_freq", "rel_embeddings")) for name in names)
+    if go_on and positions is not None and not tables:
+        return max_tokens_beyond(checkpoint, positions)
     return max_tokens_of(checkpoint, min([*tables, *filter(None, [positions])], default=None))
 
 

@@ -179,6 +179,15 @@ def test_the_limit_is_the_first_that_sentence_transformers_takes(
         assert_embeds_as_sentence_transformers(tmp_path, TEXTS)
 
 
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+def test_deberta_without_a_table_of_positions_reads_on_to_the_stated_limit(tmp_path: Path, engine: str) -> None:
+    root = write_modules(tmp_path)
+    save_tokenizer(root, "deberta-v2")
+    save_encoder(root, "deberta-v2", vocab_size=VOCAB, max_position_embeddings=20)
+    write_json(root / "sentence_bert_config.json", {"max_seq_length": 64})
+    assert_embeds_as_sentence_transformers(tmp_path, [*TEXTS, *LONGER], (engine,))
+
+
 def test_a_directory_without_modules_has_the_limit_of_its_tokenizer(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, "bert")
     save_encoder(tmp_path, "bert", vocab_size=VOCAB)
