@@ -111,6 +111,8 @@ def family_of(checkpoint: Checkpoint) -> Family:
             f"{checkpoint.directory}: model_type {model_type!r} ({architectures}) is not implemented. "
             f"Supported model types: {', '.join(sorted(FAMILIES))}."
         )
+    if checkpoint.config.get("per_layer_config"):
+        raise NotPacked(f"{checkpoint.directory}: per_layer_config is not implemented.")
     if not family.reads_causal:
         readers.refuse_causal(checkpoint)
     return family

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import CheckpointError, UnsupportedCheckpoint
-from penstock.engine.families.readers import read_classifier, read_dense, read_norm, require_same
+from penstock.engine.families.readers import read_classifier, read_dense, read_norm, refuse_causal, require_same
 from penstock.engine.model.checkpoint import Checkpoint, Tensors
 from penstock.engine.model.files import require_int, setting, stated_rows
 from penstock.engine.model.seq2seq import (
@@ -32,6 +32,11 @@ _EPS = 1e-5  # fixed in the reference implementation
 _FIRST_POSITION = 2
 _END = 2  # where config.json has no eos_token_id, or no decoder_start_token_id
 _VOCAB_SIZE = 50_265  # where config.json has none
+_ONE_SETTING = (  # transformers' own names of BART's settings
+    ("d_model", "hidden_size"),
+    ("encoder_attention_heads", "num_attention_heads"),
+    ("encoder_layers", "num_hidden_layers"),
+)
 _ENCODER_NORMS = ("self_attn_layer_norm", "final_layer_norm")  # of a layer's blocks, in their order
 _DECODER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 
@@ -45,6 +50,7 @@ def seq2seq(checkpoint: Checkpoint, *, pre_norm: bool = False) -> Seq2SeqWeights
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     """The encoder of a BART checkpoint, and its decoder, which reads the same tokens."""
     config = checkpoint.config
+    refuse_causal(checkpoint, has_decoder=True)
     if setting(config, "is_decoder", False) or not setting(config, "is_encoder_decoder", True):
         raise UnsupportedCheckpoint(
             f"{checkpoint.directory}: a half of an encoder-decoder (is_decoder, is_encoder_decoder) is not implemented."
@@ -136,7 +142,8 @@ def _read_stacks(
     checkpoint: Checkpoint, source: TokenEmbeddings, target: TokenEmbeddings, *, pre_norm: bool
 ) -> tuple[EncoderStack[Dense], DecoderStack[Dense]]:
     config, hidden = checkpoint.config, require_int(checkpoint.config, "d_model")
-    require_same(config, "encoder_layers", "num_hidden_layers")
+    for key, other in _ONE_SETTING:
+        require_same(config, key, other)
     first_source, encoder_norms = _norms(checkpoint, "encoder", _ENCODER_NORMS, pre_norm=pre_norm)
     first_target, decoder_norms = _norms(checkpoint, "decoder", _DECODER_NORMS, pre_norm=pre_norm)
     encoding = EncoderStack(

@@ -54,8 +54,8 @@ class Decoder:
 def read_decoder(checkpoint: Checkpoint, decoder: Decoder) -> EncoderWeights:
     """The encoder of a checkpoint that is saved with any head or none. Raises CheckpointError."""
     config, weights = checkpoint.config, checkpoint.weights
-    if config.get("per_layer_config"):
-        raise NotPacked(f"{checkpoint.directory}: per_layer_config is not implemented.")
+    if config.get("attn_logit_softcapping") is not None:
+        raise UnsupportedCheckpoint(f"{checkpoint.directory}: attn_logit_softcapping is not implemented.")
     require_activation(decoder.activation)
     prefix, hidden = weights.prefix(_PREFIXES, _PROBE), require_int(config, "hidden_size")
     shape = stated_rows(config, "vocab_size"), hidden

@@ -8,6 +8,7 @@ from penstock.engine.families.readers import (
     read_layer,
     read_masked_lm,
     read_norm,
+    require_same,
 )
 from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import require_int, setting
@@ -15,6 +16,11 @@ from penstock.engine.model.weights import Dense, Encoder, EncoderWeights, Heads,
 
 _PREFIXES = ("", "distilbert.")
 _PROBE = "embeddings.word_embeddings.weight"
+_ONE_SETTING = (  # transformers' own names of DistilBERT's settings
+    ("dim", "hidden_size"),
+    ("n_heads", "num_attention_heads"),
+    ("n_layers", "num_hidden_layers"),
+)
 _EPS = 1e-12  # fixed in the reference implementation; its config has no such key
 _LAYER = LayerNames(
     qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
@@ -29,6 +35,8 @@ _LAYER = LayerNames(
 def encoder(checkpoint: Checkpoint) -> EncoderWeights:
     """The encoder of a DistilBERT checkpoint."""
     config, prefix = checkpoint.config, checkpoint.weights.prefix(_PREFIXES, _PROBE)
+    for key, other in _ONE_SETTING:
+        require_same(config, key, other)
     hidden = require_int(config, "dim")
     embeddings = read_embeddings(checkpoint, prefix + "embeddings.", hidden, _EPS, has_types=False)
     return Encoder(

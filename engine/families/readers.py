@@ -118,10 +118,14 @@ def require_same(config: Config, key: str, other: str) -> None:
         raise CheckpointError(f"config.json: {key!r} is {first} and {other!r} {second}; they are one setting.")
 
 
-def refuse_causal(checkpoint: Checkpoint) -> None:
-    """Raise NotPacked for `is_causal`, by which transformers masks the tokens after each in any encoder."""
-    if setting(checkpoint.config, "is_causal", False):
-        raise NotPacked(f"{checkpoint.directory}: causal attention (is_causal) is not implemented.")
+def refuse_causal(checkpoint: Checkpoint, *, has_decoder: bool = False) -> None:
+    """Raise NotPacked for `is_causal`, by which transformers masks the tokens after each in any encoder.
+
+    has_decoder: that the model runs, which is causal only where nothing is stated.
+    """
+    config = checkpoint.config
+    if "is_causal" in config if has_decoder else setting(config, "is_causal", False):
+        raise NotPacked(f"{checkpoint.directory}: is_causal {config['is_causal']!r} is not implemented.")
 
 
 def refuse_variants(checkpoint: Checkpoint) -> None:

@@ -67,7 +67,7 @@ def load_seq2seq(model: str) -> Seq2SeqCheckpoint:
             f"{directory}: model_type {model_type!r} does not generate here: it is for {checkpoint.task}. "
             f"Supported model types, with the head that generates: {', '.join(sorted(SEQ2SEQ_FAMILIES))}."
         )
-    refuse_causal(checkpoint)
+    refuse_causal(checkpoint, has_decoder=True)
     weights = SEQ2SEQ_FAMILIES[model_type](checkpoint)
     checkpoint.weights.require_layers_used()
     config = _generation_config(checkpoint)

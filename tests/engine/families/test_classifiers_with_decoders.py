@@ -124,11 +124,13 @@ def test_devices_without_the_decoders_operations_refuse_it(tmp_path: Path) -> No
         ({"is_decoder": True}, "is_decoder"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder"),
         ({"is_causal": True}, "is_causal"),
+        ({"is_causal": False}, "is_causal"),  # of the decoder too
         ({"max_position_embeddings": 129}, r"config.json implies \(131, 48\)"),
         ({"vocab_size": VOCAB + 1}, f"vocab_size of config.json is {VOCAB + 1}"),
         ({"encoder_layers": 1}, "would not be used"),
         ({"decoder_layers": 2}, "would not be used"),
         ({"num_hidden_layers": 5}, "'num_hidden_layers' 5"),
+        ({"num_attention_heads": 2}, "'encoder_attention_heads' is 4 and 'num_attention_heads' 2"),
         ({"activation_function": "snake"}, "activation 'snake'"),
     ],
 )

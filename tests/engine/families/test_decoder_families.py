@@ -239,6 +239,8 @@ def test_without_kernels_they_run_padded_on_a_gpu(tmp_path: Path, monkeypatch: p
         ("qwen3", {"num_key_value_heads": 3}, "3 heads of keys do not divide 4"),
         ("qwen3", {"hidden_act": "snake"}, "activation 'snake'"),
         ("mistral", {"sliding_window": 0}, "'sliding_window' must be a positive integer"),
+        ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("modernbert", {"per_layer_config": {"1": {"mlp_bias": False}}}, "per_layer_config"),
         ("llama", {"num_hidden_layers": 1}, "would not be used"),
         ("llama", {"num_hidden_layers": 3}, "is missing"),
     ],

@@ -19,6 +19,7 @@ from tests.engine.helpers import (
     MAX_TOKENS,
     config_of,
     cpu_engine,
+    edit_json,
     needs_bfloat16,
     pack,
     random_sequences,
@@ -204,6 +205,15 @@ def test_albert_shares_layers(tmp_path: Path, config: dict[str, Any], num_matric
     checkpoint = read_checkpoint(tmp_path)
     layers = family_of(checkpoint).encoder(checkpoint).prepared(lambda dense: dense, lambda table: table).layers
     assert len({id(layer) for layer in layers}) == num_matrices
+
+
+@pytest.mark.parametrize(("name", "other"), [("n_heads", "num_attention_heads"), ("n_layers", "num_hidden_layers")])
+def test_two_names_of_a_setting_of_distilbert_that_differ_are_refused(tmp_path: Path, name: str, other: str) -> None:
+    """transformers takes the second."""
+    save_encoder(tmp_path, "distilbert")
+    edit_json(tmp_path / "config.json", **{other: 1})
+    with pytest.raises(CheckpointError, match=f"'{name}' is [24] and '{other}' 1"):
+        cpu_engine(tmp_path)
 
 
 def test_electra_without_a_projection(tmp_path: Path) -> None:
