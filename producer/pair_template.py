@@ -59,6 +59,8 @@ def pair_template(wrapped: Any, form: str, options: Mapping[str, Any]) -> PairTe
         raise ValueError(f"A chat template with {', '.join(refused)} (processing_kwargs) is not implemented.")
     if not isinstance(wrapped.chat_template, str):
         raise ValueError("The transformer's configuration asks for a chat template, and the tokenizer has none.")
+    if "strftime_now" in wrapped.chat_template:
+        raise ValueError("A chat template with the date (strftime_now) is not implemented: answers would change.")
 
     def render(contents: _Contents) -> str:
         try:

@@ -123,6 +123,7 @@ def test_without_a_template_the_prompt_stands_before_the_query(tmp_path: Path, a
         (TEMPLATE.replace('"role", "eq", "document"', '"role", "eq", "user"'), "cannot be filled|must hold"),
         (TEMPLATE + "{{ messages[0].content }}", "must hold|ends with the instruction"),
         ("{{ raise_exception('no roles') }}", "cannot be filled"),
+        (TEMPLATE.replace("<|im_start|>system", "<|im_start|>{{ strftime_now('%Y') }}"), "strftime_now"),
     ],
 )
 def test_a_template_that_does_more_than_stand_around_the_texts_is_refused(
