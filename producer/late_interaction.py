@@ -174,10 +174,10 @@ def _late(root: Path, prompts: Prompts, markers: tuple[str, ...], knobs: Mapping
         lengths.append(expansion.get("length") or 0)
     if wrong := [length for length in lengths if length is not None and (type(length) is not int or length < 1)]:
         raise TokenizerError(f"{root}: lengths of queries and documents must be positive integers, not {wrong[0]!r}.")
-    has_own = {"query": expansion is not None or lengths[0] is not None, "document": lengths[1] is not None}
-    query, document = (prompts.by_name[role] for role in has_own)
-    is_lost = bool(query) and document.startswith(query)  # each document would pass for a query
-    if any(own and (is_lost or not prompts.by_name[role]) for role, own in has_own.items()):
+    query, document = prompts.by_name["query"], prompts.by_name["document"]
+    # A text of one role may begin with the other's prompt where its own is empty, or one prompt begins with the other.
+    are_told = bool(query and document) and not (document.startswith(query) or query.startswith(document))
+    if lengths != [None, None] and not are_told:
         raise TokenizerError(
             f"{root}: queries or documents have a length of their own and no prompt of their own, so a text does not "
             "tell which it is. Add the prompts `query` and `document` to config_sentence_transformers.json."

@@ -65,6 +65,11 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
                 f"{checkpoint.directory}: queries and documents are computed differently (punctuation, or expansion), "
                 f"and are told by the first token of the query's prompt, which {stated.query!r} does not state."
             )
+        if not stated.document:  # its texts may begin with the query's prompt
+            raise UnsupportedCheckpoint(
+                f"{checkpoint.directory}: queries and documents are computed differently (punctuation, or expansion), "
+                "and documents have no prompt by which they are told."
+            )
     length = 0 if stated.expansion is None else setting(stated.expansion, "length", 0)
     if weights.max_tokens is not None and length > weights.max_tokens:
         raise UnsupportedCheckpoint(

@@ -231,6 +231,7 @@ async def test_tokens_are_the_same_from_both_doors(tmp_path: Path) -> None:
     [
         ({"skipped": ["."], "tasks": ["query", "document"]}, "of documents alone"),
         ({"skipped": ["."], "prompts": {}}, "told by the first token of the query's prompt"),
+        ({"skipped": ["."], "prompts": {"query": "[unused0] "}}, "documents have no prompt"),
         ({"skipped": ["."], "marked": False}, "told by the first token of the query's prompt"),
         ({"family": "modernbert", "query_expansion": {"strategy": "fixed", "length": 90}}, "window"),
         ({"family": "mpnet", "query_expansion": {"strategy": "fixed", "length": 20}}, "relative positions"),
@@ -250,6 +251,9 @@ def test_what_an_engine_cannot_tell_or_compute_is_refused(tmp_path: Path, option
         ({"prompts": {"document": "the "}, "query_expansion": EXPANSION}, "have a length of their own and no prompt"),
         ({"prompts": {"query": "where "}, "document_length": 20}, "have a length of their own and no prompt"),
         ({"prompts": {"query": "a ", "document": "a b "}, "query_length": 20}, "have a length of their own and no"),
+        ({"prompts": {"query": "a b ", "document": "a "}, "query_length": 20}, "have a length of their own and no"),
+        ({"prompts": {"query": "where "}, "query_length": 20}, "have a length of their own and no prompt"),
+        ({"prompts": {"document": "the "}, "document_length": 20}, "have a length of their own and no prompt"),
         ({"query_expansion": EXPANSION | {"token": "<m>"}}, "expanded with '<m>'"),
     ],
     ids=str,
