@@ -18,7 +18,7 @@ from penstock.engine.model.checkpoint import Checkpoint
 from penstock.engine.model.files import read_json, read_optional, setting
 from penstock.engine.model.module_list import PYLATE, transformer_config
 from penstock.engine.model.modules import dense_module
-from penstock.engine.model.vectors import KeptTokens, TokenVectors, Unattended
+from penstock.engine.model.vectors import KeptTokens, Marker, TokenVectors, Unattended
 from penstock.engine.model.weights import (
     Dense,
     DisentangledAttention,
@@ -57,7 +57,7 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
     vocabulary = _Vocabulary(checkpoint.root)
     skipped = [index for word in stated.skipped if (index := vocabulary.id_of(word)) is not None]
     is_unattended = stated.expansion is not None and not stated.expansion.get("attend")
-    query = None
+    marker = None
     if skipped or is_unattended:
         query, document = (vocabulary.marker(prompt, marks=stated.marks) for prompt in (stated.query, stated.document))
         if query is None or query == document:
@@ -70,6 +70,7 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
                 f"{checkpoint.directory}: queries and documents are computed differently (punctuation, or expansion), "
                 "and documents have no prompt by which they are told."
             )
+        marker = Marker(query, vocabulary.marker(stated.document, marks=True))
     length = 0 if stated.expansion is None else setting(stated.expansion, "length", 0)
     if weights.max_tokens is not None and length > weights.max_tokens:
         raise UnsupportedCheckpoint(
@@ -77,11 +78,11 @@ def token_vectors(checkpoint: Checkpoint, weights: EncoderWeights) -> TokenVecto
             f"{weights.max_tokens}."
         )
     unattended = None
-    if is_unattended and query is not None and stated.expansion is not None:
+    if is_unattended and marker is not None and stated.expansion is not None:
         _require_short_of_keys(checkpoint, weights, length)
         token = vocabulary.require(stated.expansion.get("token") or vocabulary.mask_token)
-        unattended = Unattended(query, token, length)
-    kept = KeptTokens(skipped=np.array(skipped, np.int32), query=query)
+        unattended = Unattended(marker, token, length)
+    kept = KeptTokens(skipped=np.array(skipped, np.int32), query=marker)
     return TokenVectors(stated.layers, stated.normalize, kept, unattended)
 
 

@@ -124,7 +124,7 @@ class KeptTokens:
 
     without_first: bool = False
     skipped: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # ids, in texts that are no queries
-    query: int | None = None  # the token that a query begins with
+    query: "Marker | None" = None  # of queries
 
     def of(self, token_ids: Int32Array, lengths: Int32Array) -> npt.NDArray[np.bool_]:
         """[T]: whether each token is kept, of sequences end to end."""
@@ -140,10 +140,21 @@ class KeptTokens:
         return kept
 
 
-def queries_of(marker: int, token_ids: Int32Array, starts: Int32Array, lengths: Int32Array) -> npt.NDArray[np.bool_]:
-    """[N]: whether each sequence begins with the marker of queries, or has it after one special token."""
-    second = starts + np.minimum(1, lengths - 1)
-    is_query: npt.NDArray[np.bool_] = (token_ids[starts] == marker) | (token_ids[second] == marker)
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The token that a query begins with, or has after one special token."""
+
+    query: int
+    document: int | None  # that a document begins with, whose own text may begin with that of queries; None: not known
+
+
+def queries_of(marker: Marker, token_ids: Int32Array, starts: Int32Array, lengths: Int32Array) -> npt.NDArray[np.bool_]:
+    """[N]: whether each sequence is a query."""
+    first, second = token_ids[starts], token_ids[starts + np.minimum(1, lengths - 1)]
+    follows = second == marker.query
+    if marker.document is not None:
+        follows &= first != marker.document
+    is_query: npt.NDArray[np.bool_] = (first == marker.query) | follows
     return is_query
 
 
@@ -151,7 +162,7 @@ def queries_of(marker: int, token_ids: Int32Array, starts: Int32Array, lengths: 
 class Unattended:
     """Expansion of queries by tokens that attend to the others, and are attended to by none (ColBERT's own)."""
 
-    query: int  # the token that a query begins with
+    query: Marker
     token: int  # that fills it up
     length: int  # to which it is filled up
 

@@ -199,6 +199,19 @@ def test_a_directory_of_colbert_itself(tmp_path: Path, metadata: dict[str, Any])
     assert_as_multi_vector_encoder(save_stanford(tmp_path, **metadata))
 
 
+def test_a_document_that_begins_with_the_marker_of_queries_is_none(tmp_path: Path) -> None:
+    """Also where no special token precedes the prompts, so that the text's own first token is the second."""
+    directory = save_own(tmp_path, skipped=["."])
+    edit(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    alone = [{"Sequence": {"id": "A", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": alone, "pair": alone * 2, "special_tokens": {}}
+    edit(directory / "tokenizer.json", post_processor=template)
+    reference = MultiVectorEncoder(str(directory), device="cpu", local_files_only=True)
+    [expected] = reference.encode_document(["[unused0] card."], convert_to_numpy=True)
+    [row] = run(directory, ["[unused0] card."], "document")
+    np.testing.assert_allclose(row, expected, rtol=0, atol=1e-5)
+
+
 def test_roles_mix_in_a_batch_and_the_limits_are_told(tmp_path: Path) -> None:
     directory = save_pylate(tmp_path)
     engine, tokenizer = cpu_engine(directory), Tokenizer.from_directory(directory)
