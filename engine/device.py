@@ -104,6 +104,8 @@ def _cpuinfo() -> dict[str, str]:
 def gpu_precision(dtype: str, *, overflows_float16: bool = False) -> str:
     """The GPU's precision for `dtype`. overflows_float16: "auto" means bfloat16. Raises UnsupportedDevice."""
     precision = ("bfloat16" if overflows_float16 else "float16") if dtype == "auto" else dtype
+    if precision == "int8":
+        raise UnsupportedDevice("dtype 'int8' runs on a CPU; use device='cpu', or auto, float16 or bfloat16 on a GPU.")
     if precision not in GPU_DTYPES:
         raise UnsupportedDevice(f"dtype {dtype!r} is not available on a GPU; use auto, float16 or bfloat16.")
     return precision

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
+from penstock.engine.cpu.ops import CPU_DTYPES, encode_on_cpu, encoder_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, gpu_precision
 from penstock.engine.errors import NotFinite
 from penstock.engine.families import family_of
@@ -45,14 +45,15 @@ def _packed(hf_model: Any, dtype: str, device: str) -> "PackedModel":
     weights = family.encoder(checkpoint)
     match choose_device_for(weights, device):
         case "cpu":
-            arithmetic, encode_with = CPU_DTYPES[cpu_precision(dtype)], _cpu_encode
+            precision = encoder_precision(dtype)
+            arithmetic, encode_with = CPU_DTYPES[precision], _cpu_encode
         case "cuda":
             precision = gpu_precision(dtype, overflows_float16=family.overflows_float16)
             arithmetic, encode_with = GPU_DTYPES[precision], _gpu_encode
         case other:
             raise RuntimeError(f"no encoder for device {other!r}. This is a bug.")
     checkpoint.weights.require_range(arithmetic)
-    return PackedModel(encode_with(weights, arithmetic), weights, hf_model.dtype)
+    return PackedModel(encode_with(weights, precision), weights, hf_model.dtype)
 
 
 def weights_of(hf_model: Any) -> EncoderWeights:
@@ -125,8 +126,8 @@ class PackedModel:
         return hidden.to(token_ids.device, self._dtype)
 
 
-def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
-    encoder = prepare_for_cpu(weights, dtype)
+def _cpu_encode(weights: EncoderWeights, precision: str) -> Encode:
+    encoder, dtype = prepare_for_cpu(weights, precision), CPU_DTYPES[precision]
 
     def encode(batch: PackedBatch) -> Tensor:
         layout = sort_by_length(batch.cu_seqlens)
@@ -138,10 +139,10 @@ def _cpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
     return encode
 
 
-def _gpu_encode(weights: EncoderWeights, dtype: torch.dtype) -> Encode:
+def _gpu_encode(weights: EncoderWeights, precision: str) -> Encode:
     from penstock.engine.gpu import GpuEncoder  # needs CuPy
 
-    encoder, turn = GpuEncoder(weights, dtype), Lock()
+    encoder, turn = GpuEncoder(weights, GPU_DTYPES[precision]), Lock()
 
     def encode(batch: PackedBatch) -> Tensor:
         with turn:

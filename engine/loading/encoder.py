@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from penstock.engine.cpu.engine import CpuEngine
-from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, prepare_for_cpu
+from penstock.engine.cpu.ops import CPU_DTYPES, encoder_precision, prepare_for_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
 from penstock.engine.errors import NoKernel, NotPacked, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families import family_of
@@ -48,7 +48,8 @@ def load_engine(
     head: path of a linear head (safetensors) to classify with, on top of an embedding model.
     int8_ranges: path of the ranges (.npy) by which embeddings can be sent as one byte a value.
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU, bfloat16 for a family that overflows it;
-        bfloat16 on a processor that multiplies it faster than float32, else float32.
+        bfloat16 on a processor that multiplies it faster than float32, else float32; "int8": packed, on a CPU with
+        AVX-512 VNNI: products of rotated rows and weights in eight-bit integers, the rest in float32.
     device: "cpu", "cuda" or "auto": a GPU if there is one that supports the encoder.
     engine: "packed", this runtime; "padded", transformers; "auto", packed if it supports the architecture on the
         device, else padded.
@@ -107,7 +108,7 @@ def _load_packed(
     on_gpu = choose_device_for(weights, device) == "cuda"
     if on_gpu:
         _require_kernels(weights)
-    precision = gpu_precision(dtype, overflows_float16=family.overflows_float16) if on_gpu else cpu_precision(dtype)
+    precision = gpu_precision(dtype, overflows_float16=family.overflows_float16) if on_gpu else encoder_precision(dtype)
     arithmetic = (GPU_DTYPES if on_gpu else CPU_DTYPES)[precision]
     checkpoint.weights.require_range(arithmetic)
     tail = embedding_tail(checkpoint)
@@ -137,7 +138,7 @@ def _load_packed(
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)
-    encoder = prepare_for_cpu(weights, arithmetic)
+    encoder = prepare_for_cpu(weights, precision)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 
 

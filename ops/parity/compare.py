@@ -1,21 +1,23 @@
 """Comparison of answers here with those of a reference. Used by `penstock parity`."""
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.ops.parity.calls import Answer, Call, answer_of, cosine, distance
+from penstock.ops.parity.calls import Answer, Call, answer_of, cosine, cosines, distance
 from penstock.ops.parity.references import Reference
 from penstock.producer.errors import PenstockError, TooLong
 from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Row, Text
 
-# Largest distances that pass. The second is of 16-bit arithmetic, where twice what transformers loses passes too.
-# Two vectors whose cosine is 0.9999 differ by 0.0141 of their length.
-_BOUNDS_OF_VECTORS = (1e-3, 1.41e-2)
-_BOUNDS = {"embed": _BOUNDS_OF_VECTORS, "embed_tokens": _BOUNDS_OF_VECTORS, "generate": (0.0, 0.1)}
-_BOUNDS_OF_SCORES = (1e-4, 5e-3)
+# Largest distances that pass: in float32, in 16 bits, where twice what transformers loses passes too, and in int8.
+# Two vectors whose cosine is 0.9999 differ by 0.0141 of their length, and by 0.0447 if it is 0.999.
+_BOUNDS_OF_VECTORS = (1e-3, 1.41e-2, 4.47e-2)
+_BOUNDS = {"embed": _BOUNDS_OF_VECTORS, "embed_tokens": _BOUNDS_OF_VECTORS, "generate": (0.0, 0.1, 0.1)}
+_BOUNDS_OF_SCORES = (1e-4, 5e-3, 2e-2)
+_NEIGHBOURS = 10
 _TOGETHER = 32  # texts of one request
 
 Ask = Callable[[str, Sequence[Text], Options], Awaitable[Sequence[Row]]]  # one request: a row a text, or PenstockError
@@ -32,6 +34,8 @@ class Check:
     worst: int | None = None  # text of the largest distance
     cosine_min: float | None = None  # of vectors, also of tokens
     theirs: float | None = None  # distance of transformers in the same arithmetic from the reference
+    kept: float | None = None  # of vectors of texts: the part of the ten nearest that is the same; None: too few texts
+    labels_changed: int | None = None  # of classes: texts whose first label is another
     fault: str = ""  # why it fails, where it is not the distance
     refused: dict[int, str] = field(default_factory=dict)  # texts that one side does not answer, with its reason
 
@@ -47,9 +51,9 @@ class Comparison:
     def __init__(
         self, ask: Ask, dtype: str, reference: Reference, beside: Reference | None, texts: Sequence[str]
     ) -> None:
-        """`dtype`: the arithmetic here. `beside`: the reference in it; None in float32."""
+        """`dtype`: the arithmetic here. `beside`: the reference in it, of int8 in 16 bits; None in float32."""
         self._ask = ask
-        self._is_half = dtype != "float32"
+        self._dtype = dtype
         self._reference = reference
         self._beside = beside
         self._texts = texts
@@ -148,11 +152,44 @@ class Comparison:
             max(distances, key=lambda index: distances[index]),
             None if cosines is None else min(cosines),
             theirs,
+            _kept(ours, want, indices) if call.task == "embed" else None,
+            _num_changed(ours, want, indices) if call.task == "classify" else None,
         )
 
     def _bound(self, call: Call, theirs: float | None) -> float:
-        exact, half = _BOUNDS.get(call.task, _BOUNDS_OF_SCORES)
-        return max(half, 2 * (theirs or 0.0)) if self._is_half else exact
+        exact, half, eighth = _BOUNDS.get(call.task, _BOUNDS_OF_SCORES)
+        match self._dtype:
+            case "float32":
+                return exact
+            case "int8":
+                return eighth
+            case _:
+                return max(half, 2 * (theirs or 0.0))
+
+
+def _kept(ours: dict[int, Answer], want: dict[int, Answer], indices: Sequence[int]) -> float | None:
+    """The part of each text's nearest texts that is the same on both sides."""
+    sides = [[np.asarray(answers[index], np.float64) for index in indices] for answers in (ours, want)]
+    if len(indices) <= _NEIGHBOURS or len({vector.shape for side in sides for vector in side}) > 1:
+        return None
+    mine, theirs = (_nearest(np.stack(side)) for side in sides)
+    return float(np.mean([len(first & second) / _NEIGHBOURS for first, second in zip(mine, theirs, strict=True)]))
+
+
+def _nearest(vectors: npt.NDArray[np.float64]) -> list[set[int]]:
+    similar = cosines(vectors[:, None], vectors[None])
+    np.fill_diagonal(similar, -np.inf)
+    return [set(row.tolist()) for row in np.argsort(-similar, axis=1, kind="stable")[:, :_NEIGHBOURS]]
+
+
+def _num_changed(ours: dict[int, Answer], want: dict[int, Answer], indices: Sequence[int]) -> int:
+    return sum(_first_label(ours[index]) != _first_label(want[index]) for index in indices)
+
+
+def _first_label(answer: Answer) -> str:
+    if not isinstance(answer, Mapping):
+        raise RuntimeError("an answer of classify has no labels. This is a bug.")
+    return max(answer, key=lambda label: answer[label])
 
 
 def num_tokens(reference: Reference, text: str) -> int:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from penstock.engine import load_engine
 from penstock.engine.model.checkpoint import revision_of
 from penstock.engine.types import Float32Array, Int32Array
-from tests.engine.helpers import needs_bfloat16, pack
+from tests.engine.helpers import needs_bfloat16, needs_vnni, pack
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +80,16 @@ def test_bfloat16_stays_within_a_ten_thousandth(
 ) -> None:
     rows = np.stack(load_engine(minilm, dtype="bfloat16").run(pack(token_ids)).rows)
     assert (rows * reference).sum(axis=1).min() >= 0.9999
+
+
+@needs_vnni
+def test_int8_stays_within_a_thousandth_and_keeps_neighbours(
+    minilm: str, token_ids: list[Int32Array], reference: Float32Array
+) -> None:
+    rows = np.stack(load_engine(minilm, dtype="int8").run(pack(token_ids)).rows)
+    assert (rows * reference).sum(axis=1).min() >= 0.999
+    nearest = [np.argsort(-(vectors @ vectors.T), axis=1)[:, 1:11] for vectors in (rows, reference)]
+    assert np.mean([len({*mine} & {*theirs}) for mine, theirs in zip(*nearest, strict=True)]) >= 9.7
 
 
 def test_modules_and_limits_are_read(minilm: str) -> None:

@@ -38,10 +38,10 @@ _SHOWN_REFUSALS = 5
 class ParitySettings(Settings):
     """Settings of the comparison."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto",
-        description="Arithmetic of penstock's side. auto: as a worker on this machine. A GPU has no float32, a CPU no "
-        "float16.",
+        description="Arithmetic of penstock's side. auto: as a worker on this machine. A GPU has no float32 and no "
+        "int8, a CPU no float16.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where both sides run. auto: on a GPU if there is one and CuPy is installed."
@@ -80,7 +80,9 @@ def parity(
     distance is the length of the difference of two vectors, divided by the
     length of the reference's; of a vector for each token the largest; of scores
     and sparse weights the largest difference. In 16-bit arithmetic, twice what
-    transformers loses in it passes too.
+    transformers loses in it passes too; in int8 a cosine of 0.999 passes, and the
+    report also has how many of the ten nearest neighbours are kept and how many
+    texts have another label.
 
     A text that one side refuses is reported with its reason, and not compared;
     so is a task to which the reference has no answer, such as embed_sparse of
@@ -118,8 +120,10 @@ async def _compare(settings: ParitySettings, model: str, *, as_json: bool) -> in
         device = "cpu" if info.device == "cpu" else "cuda"
         try:
             exact = references(original, torch.float32, device)
-            half = info.dtype != "float32"
-            beside = references(original, getattr(torch, info.dtype), device) if half else [None] * len(exact)
+            beside: Sequence[Reference | None] = [None] * len(exact)
+            if info.dtype != "float32":  # transformers has no int8; bfloat16 is what it would be used in place of
+                other_dtype = "bfloat16" if info.dtype == "int8" else info.dtype
+                beside = references(original, getattr(torch, other_dtype), device)
         except NoReferenceError as error:
             fail(f"{error} Here it is served by {' and '.join(info.request_tasks)}.")
             return EXIT_PROBLEM
@@ -229,7 +233,11 @@ def _line(check: "Check", width: int, dtype: str) -> StyledText:
     numbers = f"{check.distance:9.1e} {check.bound:9.1e}" if check.worst is not None else " " * 19
     line = StyledText(f"{check.what:<{width}}  {check.num_texts:>5,}  {cosine:>8} {numbers}  {worst:>10}")
     if check.theirs is not None:
-        line.append(f"  (transformers in {dtype}: {check.theirs:.1e})", style="dim")
+        line.append(f"  (transformers in {'bfloat16' if dtype == 'int8' else dtype}: {check.theirs:.1e})", style="dim")
+    if check.kept is not None:
+        line.append(f"  {100 * check.kept:.1f} % of neighbours kept", style="dim")
+    if check.labels_changed is not None:
+        line.append(f"  {check.labels_changed} labels changed", style="dim")
     return line if check.passed else line.append(" missed", style="bold red")
 
 
