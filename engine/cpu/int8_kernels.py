@@ -14,7 +14,7 @@ _ROUND = np.float32(12_582_912.0)  # 1.5 * 2**23: a small number added to it is 
 _NOT_SIGN = np.int32(0x7FFFFFFF)
 
 
-@register_jitable  # type: ignore[untyped-decorator]  # numba
+@register_jitable
 def _add_and_subtract(x: Float32Array, out: Float32Array, half: int) -> None:
     """Of each two neighbouring pieces of so many values, the sum and the difference."""
     for start in range(0, len(x), 2 * half):
