@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu.ops import CPU_DTYPES, encode_on_cpu, encoder_precision, prepare_for_cpu
+from penstock.engine.cpu.int8_encoder import encoder_precision, prepare_in
+from penstock.engine.cpu.ops import CPU_DTYPES, encode_on_cpu
 from penstock.engine.device import GPU_DTYPES, choose_device_for, gpu_precision
 from penstock.engine.errors import NotFinite
 from penstock.engine.families import family_of
@@ -127,7 +128,7 @@ class PackedModel:
 
 
 def _cpu_encode(weights: EncoderWeights, precision: str) -> Encode:
-    encoder, dtype = prepare_for_cpu(weights, precision), CPU_DTYPES[precision]
+    encoder, dtype = prepare_in(precision, weights), CPU_DTYPES[precision]
 
     def encode(batch: PackedBatch) -> Tensor:
         layout = sort_by_length(batch.cu_seqlens)

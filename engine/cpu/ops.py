@@ -1,16 +1,14 @@
 """Operations of a forward pass on a CPU, in torch and oneDNN, for one batch sorted by length."""
 
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-import structlog
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.engine.cpu.attention import attend
 from penstock.engine.cpu.attention_bias import attend_groups, by_distance, causal, disentangled, rotary
-from penstock.engine.cpu.int8_linear import Int8Linear, require_int8_products, why_not_int8
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.norm import normalise
 from penstock.engine.device import is_bfloat16_fast, multiplies_bfloat16
@@ -36,38 +34,16 @@ from penstock.engine.model.weights import (
 )
 from penstock.engine.types import PackedBatch, require_valid
 
-log = structlog.get_logger("penstock.engine")
-
 # By precision, the type of hidden states.
 CPU_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
 
-def prepare_for_cpu(weights: EncoderWeights, precision: str) -> Encoder[Linear]:
-    """Matrices of a precision of `CPU_DTYPES`, laid out for the processor; tables and norms stay float32.
-
-    In "int8" a matrix that cannot be, stays float32, and is logged.
-    """
-    dtype, names = CPU_DTYPES[precision], dict(_named_layers(weights))
-
-    def linear(dense: Dense) -> Linear:
-        if precision != "int8":
-            return make_linear(dense, dtype)
-        reason = why_not_int8(dense)
-        if reason is None:
-            return Int8Linear(dense)
-        log.warning("layer_in_float32", layer=names.get(id(dense), "outside the encoder's layers"), reason=reason)
-        return make_linear(dense, dtype)
-
-    encoder = weights.prepared(linear, lambda table: table)
+def prepare_for_cpu(
+    weights: EncoderWeights, dtype: torch.dtype, linear: Callable[[Dense], Linear] | None = None
+) -> Encoder[Linear]:
+    """Matrices laid out for the processor by `linear`, default in `dtype`; tables and norms stay float32."""
+    encoder = weights.prepared(linear or (lambda dense: make_linear(dense, dtype)), lambda table: table)
     return replace(encoder, embeddings=_type_0_folded(encoder.embeddings))
-
-
-def encoder_precision(dtype: str) -> str:
-    """`cpu_precision` of a packed encoder, which can also be "int8". Raises UnsupportedDevice."""
-    if dtype != "int8":
-        return cpu_precision(dtype)
-    require_int8_products()
-    return dtype
 
 
 def cpu_precision(dtype: str) -> str:
@@ -213,14 +189,6 @@ class _DecoderOps(CpuOps):
         """A source has as many tokens as what is read of it, so that its keys lie beside the queries."""
         key_value = self.project(self._source, self._layers[layer].cross.key_value)
         return attend(torch.cat((query, key_value), dim=1), self._groups, self._heads)
-
-
-def _named_layers(weights: EncoderWeights) -> Iterator[tuple[int, str]]:
-    """The id and a name of each matrix of the layers."""
-    for index, layer in enumerate(weights.layers):
-        for field in fields(layer):
-            if isinstance(getattr(layer, field.name), Dense):
-                yield id(getattr(layer, field.name)), f"{index} {field.name}"
 
 
 def _type_0_folded(embeddings: Embeddings) -> Embeddings:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from penstock.engine.cpu.engine import CpuEngine
-from penstock.engine.cpu.ops import CPU_DTYPES, encoder_precision, prepare_for_cpu
+from penstock.engine.cpu.int8_encoder import encoder_precision, prepare_in
+from penstock.engine.cpu.ops import CPU_DTYPES
 from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
 from penstock.engine.errors import NoKernel, NotPacked, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families import family_of
@@ -138,7 +139,7 @@ def _load_packed(
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)
-    encoder = prepare_for_cpu(weights, precision)
+    encoder = prepare_in(precision, weights)
     return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 
 

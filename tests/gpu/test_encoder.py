@@ -55,7 +55,7 @@ def on_cpu(weights: EncoderWeights, sequences: Sequence[Int32Array]) -> list[Flo
     """As `hidden`, in float32."""
     batch = pack(sequences)
     layout = sort_by_length(batch.cu_seqlens)
-    found = encode_on_cpu(prepare_for_cpu(weights, "float32"), batch, layout, torch.float32)
+    found = encode_on_cpu(prepare_for_cpu(weights, torch.float32), batch, layout, torch.float32)
     states = torch.empty(len(batch.token_ids), found.shape[1])
     states[torch.from_numpy(layout.tokens[: len(states)])] = found[: len(states)]
     return [states[a:b].numpy() for a, b in itertools.pairwise(batch.cu_seqlens)]

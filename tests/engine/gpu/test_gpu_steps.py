@@ -190,5 +190,5 @@ def assert_steps_compute_the_forward(
     given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
     tables = SimpleNamespace(heads=weights.heads)
     found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, tables), given).by_name(), buffers)
-    expected = encode_on_cpu(prepare_for_cpu(weights, "float32"), batch, layout, FLOAT)
+    expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
