@@ -15,7 +15,7 @@ from penstock.engine.cells.models.loading import LoadedCells, import_cells, load
 from penstock.engine.cells.models.model import CellModel
 from penstock.engine.cpu.ops import cpu_precision
 from penstock.engine.device import choose_device, device_name
-from penstock.engine.errors import CheckpointError
+from penstock.engine.errors import CheckpointError, UnsupportedDevice
 from penstock.engine.model.checkpoint import default_name, resolve_model
 from penstock.engine.types import ModelInfo
 
@@ -99,7 +99,13 @@ def load_served_cells(
 def _precision(dtype: str, device: str) -> str:
     if dtype == "auto":
         return "float32" if device == "cpu" else "float16"
-    return cpu_precision(dtype) if device == "cpu" else dtype
+    if device == "cpu":
+        return cpu_precision(dtype)
+    if dtype not in _DTYPES:
+        raise UnsupportedDevice(
+            f"dtype {dtype!r} is not available for cells on a GPU; use auto or {', '.join(_DTYPES)}."
+        )
+    return dtype
 
 
 def _num_slots(specs: tuple[CellSpec, ...]) -> int:

@@ -33,6 +33,7 @@ class Check:
     bound: float = 0.0
     worst: int | None = None  # text of the largest distance
     cosine_min: float | None = None  # of vectors, also of tokens
+    cosine_mean: float | None = None  # of the texts' smallest
     theirs: float | None = None  # distance of transformers in the same arithmetic from the reference
     kept: float | None = None  # of vectors of texts: the part of the ten nearest that is the same; None: too few texts
     labels_changed: int | None = None  # of classes: texts whose first label is another
@@ -151,6 +152,7 @@ class Comparison:
             self._bound(call, theirs),
             max(distances, key=lambda index: distances[index]),
             None if cosines is None else min(cosines),
+            None if cosines is None else float(np.mean(cosines)),
             theirs,
             _kept(ours, want, indices) if call.task == "embed" else None,
             _num_changed(ours, want, indices) if call.task == "classify" else None,

@@ -206,7 +206,7 @@ def _show(checks: "Sequence[Check]", head: str, dtype: str, no_reference: str) -
     width = max(len(check.what) for check in checks)
     console.print(head)
     console.print()
-    console.print(f"{'':<{width}}  texts   cos min  distance     bound  worst text", style="dim")
+    console.print(f"{'':<{width}}  texts   cos min  cos mean  distance     bound  worst text", style="dim")
     for check in checks:
         console.print(_line(check, width, dtype))
     console.print()
@@ -228,10 +228,10 @@ def _missed_by(check: "Check") -> str:
 
 
 def _line(check: "Check", width: int, dtype: str) -> StyledText:
-    cosine = "" if check.cosine_min is None else f"{check.cosine_min:.6f}"
+    smallest, mean = ("" if cosine is None else f"{cosine:.6f}" for cosine in (check.cosine_min, check.cosine_mean))
     worst = "" if check.worst is None else str(check.worst)
     numbers = f"{check.distance:9.1e} {check.bound:9.1e}" if check.worst is not None else " " * 19
-    line = StyledText(f"{check.what:<{width}}  {check.num_texts:>5,}  {cosine:>8} {numbers}  {worst:>10}")
+    line = StyledText(f"{check.what:<{width}}  {check.num_texts:>5,}  {smallest:>8}  {mean:>8} {numbers}  {worst:>10}")
     if check.theirs is not None:
         line.append(f"  (transformers in {'bfloat16' if dtype == 'int8' else dtype}: {check.theirs:.1e})", style="dim")
     if check.kept is not None:

@@ -63,6 +63,12 @@ def test_types_are_those_asked_for(directory: Path) -> None:
         load_served_cells(str(directory), device="cpu", dtype="float16")
 
 
+def test_a_type_that_no_cells_have_is_refused_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.loading.cells.choose_device", lambda device: "cuda")
+    with pytest.raises(UnsupportedDevice, match="'int8' is not available for cells on a GPU"):
+        load_served_cells("not/read", dtype="int8")
+
+
 @pytest.mark.parametrize(("attribute", "message"), [("silent", "no cell emits anything"), ("torn", "another width")])
 def test_a_model_that_no_reply_could_hold_is_rejected(attribute: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
