@@ -1,19 +1,17 @@
 """Compiled loops around a product of eight-bit integers: each reads a row once and writes it once."""
 
 from collections.abc import Callable
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core.cgutils import get_or_insert_function
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from penstock.engine.types import Float32Array
 
-BLOCKS = (128, 64)  # of values that are rotated, the first that divides a width
 _LANES = 16  # values of a vector register
 _ROUND = np.float32(12_582_912.0)  # 1.5 * 2**23: a small number added to it is rounded to even, in the lowest byte
 
@@ -34,7 +32,7 @@ def _rotation(block: int) -> Any:
     the loops: 0.28 ns a value were measured, and 0.73 of the loops for a matrix of 8.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]  # numba leaves it untyped
+    @intrinsic
     def rotate(typing: Any, x: Any, factors: Any, out: Any, start: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             bases = [context.make_array(signature.args[i])(context, builder, args[i]).data for i in range(3)]
@@ -78,19 +76,19 @@ def _rotate(builder: ir.IRBuilder, values: list[Any]) -> list[Any]:
 
 def _largest(builder: ir.IRBuilder, values: list[Any]) -> Any:
     """The largest magnitude, by the order of their bits, where NaN is the largest."""
-    magnitude, larger = (
-        _function(builder, "llvm.fabs.v16f32", _FLOATS),
-        _function(builder, "llvm.smax.v16i32", _INTS, 2),
-    )
+    magnitude = _function(builder, "llvm.fabs.v16f32", _FLOATS, 1)
+    larger = _function(builder, "llvm.smax.v16i32", _INTS, 2)
     first, *others = [builder.bitcast(builder.call(magnitude, [value]), _INTS) for value in values]
     for other in others:
         first = builder.call(larger, [first, other])
-    largest = get_or_insert_function(builder.module, ir.FunctionType(_INT, [_INTS]), "llvm.vector.reduce.smax.v16i32")
+    largest = _function(builder, "llvm.vector.reduce.smax.v16i32", _INTS, 1, result=_INT)
     return builder.bitcast(builder.call(largest, [first]), _FLOAT)
 
 
-def _function(builder: ir.IRBuilder, name: str, vector: ir.VectorType, arity: int = 1) -> Any:
-    return get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * arity), name)
+def _function(builder: ir.IRBuilder, name: str, vector: Any, arity: int, *, result: Any = None) -> Any:
+    """LLVM's own function of that name."""
+    kind = ir.FunctionType(result or vector, [vector] * arity)
+    return cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]  # numba
 
 
 _rotate_128, _rotate_64 = _rotation(128), _rotation(64)  # of the module, as numba keeps no closure between processes
@@ -138,7 +136,6 @@ def _rescale(
                 out[row, i] += residual[row, i]
 
 
-@cache
 def load_kernels() -> Any:
     """Both by their names: at once where an earlier process kept them, else within seconds."""
     try:
@@ -152,7 +149,7 @@ def _compiled(*, cache: bool) -> Any:
         return njit(function, cache=cache, nogil=True, error_model="numpy")
 
     kernels = SimpleNamespace(rotate_and_quantise=compiled(_rotate_and_quantise), rescale=compiled(_rescale))
-    for block in BLOCKS:
+    for block in (128, 64):
         x, integers = np.ones((1, block), np.float32), np.empty((1, block), np.int8)
         scales, out = np.empty(1, np.float32), np.empty((1, block), np.float32)
         kernels.rotate_and_quantise(x, x[0], block, integers, scales)

@@ -12,17 +12,19 @@ on the other rows, bit for bit.
 
 import math
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu.int8_kernels import BLOCKS, load_kernels
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.dense import HAS_ONEDNN, activate, require_activation
 from penstock.engine.model.weights import Dense
 from penstock.engine.types import Float32Array
 
+_BLOCKS = (128, 64)  # values that are rotated together: the first that divides the inputs
 _ROWS = 256  # computed at a time, so that what one operation writes is in the cache for the next
 _NONE = torch.empty(0, 0)  # of a residual
 _MOST_LOST = 0.02  # of the weights of an output, relative; of normally distributed ones it is 0.01
@@ -85,21 +87,28 @@ class Int8Linear:
     def _multiply(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
         integers, scales = _quantise(x, self._factors, self._block)
         sums = self._product(integers, self._weight)
-        load_kernels().rescale(sums.numpy(), scales, self._scales, self._bias, residual.numpy(), out.numpy())
+        _kernels().rescale(sums.numpy(), scales, self._scales, self._bias, residual.numpy(), out.numpy())
+
+
+@cache
+def _kernels() -> Any:
+    from penstock.engine.cpu.int8_kernels import load_kernels  # numba, which takes half a second to load
+
+    return load_kernels()
 
 
 def _quantise(x: Tensor, factors: Float32Array, block: int) -> tuple[Tensor, Float32Array]:
     """Rows times factors, rotated, in int8, and their scales [n]."""
     integers, scales = np.empty(x.shape, np.int8), np.empty(len(x), np.float32)
-    load_kernels().rotate_and_quantise(x.contiguous().numpy(), factors, block, integers, scales)
+    _kernels().rotate_and_quantise(x.contiguous().numpy(), factors, block, integers, scales)
     return torch.from_numpy(integers), scales
 
 
 def _block_of(depth: int) -> int:
-    for block in BLOCKS:
+    for block in _BLOCKS:
         if depth % block == 0:
             return block
-    raise NoInt8(f"its {depth} inputs are no multiple of {BLOCKS[-1]}")
+    raise NoInt8(f"its {depth} inputs are no multiple of {_BLOCKS[-1]}")
 
 
 def _positive(sizes: Tensor) -> Tensor:

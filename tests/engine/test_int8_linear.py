@@ -36,6 +36,11 @@ def dense_of(width: int, depth: int, activation: str = "identity") -> Dense:
     return Dense(torch.randn(width, depth) / depth**0.5, torch.randn(width), activation)
 
 
+def bias_of(dense: Dense) -> Tensor:
+    assert dense.bias is not None
+    return dense.bias
+
+
 def linear_of(dense: Dense, sizes: Tensor | None = None) -> Int8Linear:
     """With the product that every processor has."""
     return Int8Linear(dense, torch.ones(dense.weight.shape[1]) if sizes is None else sizes, plain_product)
@@ -52,7 +57,7 @@ def test_a_product_is_near_the_exact_one(depth: int, activation: str, product: C
     dense = dense_of(200, depth, activation)
     x, residual = torch.randn(300, depth), torch.randn(300, 200)
     linear = Int8Linear(dense, x.square().mean(dim=0).sqrt(), product)
-    exact = x.double() @ dense.weight.double().T + dense.bias
+    exact = x.double() @ dense.weight.double().T + bias_of(dense)
     assert relative(linear.plus(x, residual), exact + residual) < 0.012
     assert relative(linear(x), torch.nn.functional.gelu(exact) if activation == "gelu" else exact) < 0.015
 
@@ -75,10 +80,10 @@ def test_a_row_with_one_large_value_keeps_the_digits_of_the_others(size: float) 
     dense = dense_of(64, 768)
     x = torch.randn(20, 768)
     x[:, 5] = size
-    exact = x @ dense.weight.T + dense.bias
+    exact = x @ dense.weight.T + bias_of(dense)
     plain = (x / (size / 127)).round() * (size / 127)
     of_others = exact - x[:, 5:6] * dense.weight[:, 5]
-    without = float((plain @ dense.weight.T + dense.bias - exact).norm() / of_others.norm())
+    without = float((plain @ dense.weight.T + bias_of(dense) - exact).norm() / of_others.norm())
     measured = x.square().mean(dim=0).sqrt()
     assert float((linear_of(dense, measured)(x) - exact).norm() / of_others.norm()) < without / 2
     assert relative(linear_of(dense)(x), exact) < 0.015
@@ -119,8 +124,7 @@ def test_a_row_of_zeros_is_the_bias_and_a_row_that_is_not_finite_spoils_no_other
     expected = linear(x)
     x[1], x[2, 7], x[3, 200:] = 0.0, bad, bad
     found = linear(x)
-    assert dense.bias is not None
-    assert torch.equal(found[1], dense.bias)
+    assert torch.equal(found[1], bias_of(dense))
     assert not found[3].isfinite().any()
     assert torch.equal(found[[0, 4]], expected[[0, 4]])
     assert not found[2].isfinite().any() or bad == 3e38  # one such value does not overflow yet
@@ -128,16 +132,15 @@ def test_a_row_of_zeros_is_the_bias_and_a_row_that_is_not_finite_spoils_no_other
 
 def test_a_row_of_tiny_values_is_the_bias() -> None:
     dense = dense_of(64, 384)
-    assert torch.equal(linear_of(dense)(torch.full((2, 384), 1e-44)), dense.bias.expand(2, 64))  # type: ignore[union-attr]
+    assert torch.equal(linear_of(dense)(torch.full((2, 384), 1e-44)), bias_of(dense).expand(2, 64))
 
 
 def test_weights_or_inputs_of_zeros_give_the_bias() -> None:
     dense = dense_of(64, 384)
-    assert dense.bias is not None
     dense.weight[3] = 0
     dense.weight[:, 9] = 0
     found = linear_of(dense, torch.zeros(384))(torch.randn(4, 384))
-    assert torch.equal(found[:, 3], dense.bias[3].expand(4))
+    assert torch.equal(found[:, 3], bias_of(dense)[3].expand(4))
     assert found.isfinite().all()
 
 

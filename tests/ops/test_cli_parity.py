@@ -15,9 +15,9 @@ from penstock.ops.parity import references
 from penstock.ops.parity.calls import cosine, distance
 from penstock.ops.parity.compare import Check
 from penstock.ops.parity.texts import built_in_texts
-from tests.engine.helpers import needs_bfloat16, write_json
+from tests.engine.helpers import needs_bfloat16, needs_vnni, write_json
 from tests.ops.command_line import penstock
-from tests.parity_checkpoints import MISTAKEN, SOUND, add_tokenizer, edit, sentence_encoder
+from tests.parity_checkpoints import MISTAKEN, SOUND, add_tokenizer, classifier, edit, sentence_encoder
 
 FLOAT32 = ("--dtype", "float32", "--device", "cpu")
 FEW = (  # of the built-in texts, one for each kind of mistake
@@ -209,6 +209,23 @@ def test_texts_of_a_table_and_those_that_are_refused(sentences: Path, tmp_path: 
     code, text = penstock("parity", str(sentences), *FLOAT32, *given[:2], "--column", "other")
     assert code == 2
     assert "--texts" in text
+
+
+@needs_vnni
+@pytest.mark.slow
+def test_eight_bits_are_told_beside_sixteen(sentences: Path, tmp_path: Path) -> None:
+    classifier(tmp_path, hidden_size=128, intermediate_size=256)
+    found = report(tmp_path, "--dtype", "int8")
+    scores = found["checks"][0]
+    assert found["dtype"] == "int8"
+    assert scores["bound"] == pytest.approx(0.02)
+    assert scores["passed"] == (scores["distance"] <= scores["bound"])
+    assert 0 < scores["theirs"] < scores["distance"]  # bfloat16
+    assert scores["labels_changed"] in range(scores["num_texts"])
+    vectors = report(sentences, "--dtype", "int8")["checks"][0]  # 32 wide, so that no layer is in eight bits
+    assert vectors["passed"]
+    assert vectors["kept"] > 0.99
+    assert 0.999999 < vectors["cosine_min"] <= vectors["cosine_mean"]
 
 
 @needs_bfloat16
