@@ -11,6 +11,7 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from penstock.ops.kafka import KafkaBroker
 from penstock.producer import Client, InvalidRequest, SparseVector, TextVectors, UnsupportedTask
 from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Request, join_tokens
+from tests.engine.helpers import cpu_engine, needs_vnni, pack, save_encoder
 from tests.engine.model.test_reference_late_interaction import save_pylate
 from tests.engine.model.test_reference_vectors import Bgem3, save_bge_m3, save_masked_lm
 from tests.integration.conftest import StartWorker, Unique
@@ -66,6 +67,32 @@ async def test_each_task_has_its_own_results_from_the_engine_and_from_the_cache(
         )
         assert_same(largest, SparseVector(np.array([5], np.uint32), np.array([2], np.float32)))
         assert_same(half, expected("embed_tokens", IDS[0]).astype(np.float16))
+
+
+@needs_vnni
+async def test_eight_bits_and_float32_do_not_share_a_cache(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """Each of two workers, one after the other, answers what the engine computes in its own precision."""
+    directory, model = tmp_path / "model", unique("precise")
+    save_encoder(directory, "bert", hidden_size=128, intermediate_size=256, num_attention_heads=4)
+    ids = [[7, 5, 5], [9, 8, 3, 2]]
+    wanted = {dtype: cpu_engine(directory, dtype).run(pack(ids)).rows for dtype in ("float32", "int8")}
+    assert np.abs(wanted["float32"][0] - wanted["int8"][0]).max() > 1e-6
+    async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
+        for dtype, rows in wanted.items():
+            worker = start_worker(
+                kafka,
+                model=directory,
+                served_name=model,
+                cache_path=tmp_path / "cache.sqlite",
+                dtype=dtype,
+                device="cpu",
+            )
+            await worker.ready()
+            for row, expected_row in zip(await client.embed(ids=ids), rows, strict=True):
+                assert_same(row, expected_row)
+            await worker.stop()
 
 
 async def test_a_checkpoint_gives_each_kind_of_a_text_as_its_authors_compute_it(
