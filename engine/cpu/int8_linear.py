@@ -33,13 +33,18 @@ _LEAST_SIZE = 1e-4  # of inputs and of weights, relative to the largest, below w
 
 def require_int8_products() -> None:
     """Raise UnsupportedDevice where products of int8 are not known to be exact, and faster than of float32."""
-    if HAS_ONEDNN and torch.cpu._is_vnni_supported():
-        return
-    capability = torch.backends.cpu.get_cpu_capability()
-    raise UnsupportedDevice(
-        f"dtype 'int8' needs oneDNN and a processor with AVX-512 VNNI; torch has {capability} here, "
-        f"{'with' if HAS_ONEDNN else 'without'} oneDNN. Use auto, float32 or bfloat16."
-    )
+    if not HAS_ONEDNN or not torch.cpu._is_vnni_supported():
+        capability = torch.backends.cpu.get_cpu_capability()
+        raise UnsupportedDevice(
+            f"dtype 'int8' needs oneDNN and a processor with AVX-512 VNNI; torch has {capability} here, "
+            f"{'with' if HAS_ONEDNN else 'without'} oneDNN. Use auto, float32 or bfloat16."
+        )
+    largest = torch.full((16, 256), 127, dtype=torch.int8)
+    if (torch._int_mm(largest, -largest.t()) != -127 * 127 * 256).any():
+        raise UnsupportedDevice(
+            "dtype 'int8' needs exact sums of products, which oneDNN does not give here (ONEDNN_MAX_CPU_ISA keeps it "
+            "from AVX-512 VNNI?). Use auto, float32 or bfloat16."
+        )
 
 
 class NoInt8(ValueError):

@@ -23,6 +23,7 @@ from penstock.engine.types import Float32Array, Int32Array
 needs_bfloat16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no bfloat16 products")
 needs_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this processor has no AVX-512 VNNI")
 BFLOAT16 = pytest.param("bfloat16", marks=needs_bfloat16)
+INT8 = pytest.param("int8", marks=needs_vnni)
 
 VOCAB = 120
 MAX_TOKENS = 130

@@ -19,6 +19,7 @@ from penstock.engine.model.dense import HAS_ONEDNN, activate, by_vectors, linear
 from penstock.engine.model.weights import Dense
 from tests.engine.helpers import (
     BFLOAT16,
+    INT8,
     cpu_engine,
     needs_bfloat16,
     pack,
@@ -161,7 +162,7 @@ def test_a_models_result_does_not_depend_on_its_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, INT8])
 def test_real_weights_give_equal_bytes_in_any_batch(minilm: str, dtype: str) -> None:
     engine = cpu_engine(Path(minilm), dtype)
     rng = np.random.default_rng(0)

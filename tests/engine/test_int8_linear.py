@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.engine import load_engine, load_served_cells
+from penstock.engine import from_torch, load_engine, load_served_cells
 from penstock.engine.cpu import int8_linear
 from penstock.engine.cpu.int8_encoder import prepare_in
 from penstock.engine.cpu.int8_linear import Int8Linear, NoInt8, require_int8_products
@@ -28,6 +28,7 @@ def plain_product(x: Tensor, weight: Tensor) -> Tensor:
     return x.int() @ weight.int()
 
 
+HAS_VNNI = "torch.cpu._is_vnni_supported"
 PRODUCTS = [plain_product, pytest.param(torch._int_mm, marks=needs_vnni)]
 
 
@@ -175,6 +176,17 @@ _SIZES = {
 
 
 @needs_vnni
+def test_a_model_in_memory_has_the_states_of_its_checkpoint(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, "bert", **_SIZES["bert"])
+    ids = torch.tensor([[7, 5, 9, 3]])
+    hidden = from_torch(model, dtype="int8", device="cpu")(ids, torch.ones_like(ids))
+    exact = from_torch(model, dtype="float32", device="cpu")(ids, torch.ones_like(ids))
+    assert 0 < relative(hidden, exact) < 0.25
+    embedding = cpu_engine(tmp_path, "int8").run(pack([ids[0].int().numpy()])).rows[0]
+    torch.testing.assert_close(hidden[0].mean(dim=0), torch.from_numpy(embedding))
+
+
+@needs_vnni
 @pytest.mark.parametrize("family", sorted(_SIZES))
 def test_a_model_is_near_float32_and_independent_of_its_batch(tmp_path: Path, family: str) -> None:
     save_encoder(tmp_path, family, **_SIZES[family])
@@ -195,7 +207,11 @@ def test_it_is_refused_where_it_is_not_known_to_be_right(monkeypatch: pytest.Mon
     save_classifier(tmp_path, "bert")
     with pytest.raises(UnsupportedDevice, match="encoders that run packed"):
         load_engine(str(tmp_path), dtype="int8", device="cpu", engine="padded")
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(HAS_VNNI, lambda: True)
+    monkeypatch.setattr(torch, "_int_mm", lambda x, weight: plain_product(x, weight).clamp(min=-(1 << 15)))
+    with pytest.raises(UnsupportedDevice, match="needs exact sums"):
+        require_int8_products()
+    monkeypatch.setattr(HAS_VNNI, lambda: False)
     with pytest.raises(UnsupportedDevice, match="AVX-512 VNNI; torch has"):
         require_int8_products()
     monkeypatch.setattr(int8_linear, "HAS_ONEDNN", False)
