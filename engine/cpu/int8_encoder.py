@@ -1,5 +1,6 @@
 """An encoder on a CPU in a precision by its name; in int8, with inputs measured and layers left out where it must."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from penstock.engine.cpu.int8_linear import Int8Linear, NoInt8, require_int8_products
 from penstock.engine.cpu.linear import Linear, make_linear
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
+from penstock.engine.errors import UnsupportedCheckpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.weights import Dense, Encoder, EncoderWeights
 from penstock.engine.types import PackedBatch, TaskOptions
@@ -29,20 +31,30 @@ def encoder_precision(dtype: str) -> str:
 
 
 def prepare_in(precision: str, weights: EncoderWeights) -> Encoder[Linear]:
-    """The encoder in a precision of `CPU_DTYPES`. In "int8" a matrix that cannot be, stays float32, and is logged."""
+    """The encoder in a precision of `CPU_DTYPES`. In "int8" a matrix that cannot be, stays float32, and is logged.
+
+    Raises UnsupportedCheckpoint where none can be.
+    """
     if precision != "int8":
         return prepare_for_cpu(weights, CPU_DTYPES[precision])
     names, sizes = dict(_named_layers(weights)), _sizes_of_inputs(weights)
+    unsuited = defaultdict[str, list[str]](list)
 
     def linear(dense: Dense) -> Linear:
         try:
             return Int8Linear(dense, sizes[id(dense)])
         except NoInt8 as error:
-            name = names.get(id(dense), "outside the encoder's layers")
-            log.warning("layer_in_float32", layer=name, reason=str(error))
+            unsuited[str(error)].append(names.get(id(dense), "one outside the encoder's layers"))
             return make_linear(dense, torch.float32)
 
-    return prepare_for_cpu(weights, torch.float32, linear)
+    encoder = prepare_for_cpu(weights, torch.float32, linear)
+    if sum(map(len, unsuited.values())) == len(sizes):
+        raise UnsupportedCheckpoint(
+            f"dtype 'int8': no matrix of this model can be in eight-bit integers: {'; '.join(unsuited)}. Use auto."
+        )
+    for reason, layers in unsuited.items():
+        log.warning("layers_in_float32", layers=layers, reason=reason)
+    return encoder
 
 
 class _Measured:

@@ -83,7 +83,7 @@ class Int8Linear:
         return out
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        out = torch.empty_like(residual)
+        out = residual.new_empty(residual.shape)
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
             self._multiply(x[rows], residual[rows].contiguous(), out[rows])
@@ -113,7 +113,7 @@ def _block_of(depth: int) -> int:
     for block in _BLOCKS:
         if depth % block == 0:
             return block
-    raise NoInt8(f"its {depth} inputs are no multiple of {_BLOCKS[-1]}")
+    raise NoInt8(f"{depth} inputs are no multiple of {_BLOCKS[-1]}")
 
 
 def _positive(sizes: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from penstock.engine.cpu import int8_linear
 from penstock.engine.cpu.int8_encoder import prepare_in
 from penstock.engine.cpu.int8_linear import Int8Linear, NoInt8, require_int8_products
 from penstock.engine.device import gpu_precision
-from penstock.engine.errors import UnsupportedDevice
+from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.weights import Dense
@@ -161,9 +161,16 @@ def test_a_layer_stays_in_float32_with_its_name_in_the_log(tmp_path: Path) -> No
     checkpoint = read_checkpoint(tmp_path)
     with structlog.testing.capture_logs() as logs:
         encoder = prepare_in("int8", family_of(checkpoint).encoder(checkpoint))
-    events = [event for event in logs if event["event"] == "layer_in_float32"]
-    assert [event["layer"] for event in events] == [f"{index} down" for index in range(len(encoder.layers))]
-    assert all("200 inputs" in event["reason"] for event in events)
+    [event] = [event for event in logs if event["event"] == "layers_in_float32"]
+    assert event["layers"] == [f"{index} down" for index in range(len(encoder.layers))]
+    assert "200 inputs" in event["reason"]
+
+
+@needs_vnni
+def test_a_model_that_no_block_divides_is_refused(tmp_path: Path) -> None:
+    save_encoder(tmp_path, "bert", hidden_size=96, intermediate_size=200, num_attention_heads=4)
+    with pytest.raises(UnsupportedCheckpoint, match="96 inputs are no multiple of 64; 200 inputs"):
+        cpu_engine(tmp_path, "int8")
 
 
 _SIZES = {

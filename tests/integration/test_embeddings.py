@@ -77,7 +77,8 @@ async def test_eight_bits_and_float32_do_not_share_a_cache(
     directory, model = tmp_path / "model", unique("precise")
     save_encoder(directory, "bert", hidden_size=128, intermediate_size=256, num_attention_heads=4)
     ids = [[7, 5, 5], [9, 8, 3, 2]]
-    wanted = {dtype: cpu_engine(directory, dtype).run(pack(ids)).rows for dtype in ("float32", "int8")}
+    arrays = [np.array(one, np.int32) for one in ids]
+    wanted = {dtype: cpu_engine(directory, dtype).run(pack(arrays)).rows for dtype in ("float32", "int8")}
     assert np.abs(wanted["float32"][0] - wanted["int8"][0]).max() > 1e-6
     async with Client(bootstrap_servers=kafka.bootstrap_servers, model=model) as client:
         for dtype, rows in wanted.items():

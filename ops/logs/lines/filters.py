@@ -30,7 +30,7 @@ _NAMES = """
     ago_ms answered backlog_s begins_at batch batch_sequences batch_tokens batches broker cache_ms cached cause
     class client code compute_ms consequence cores correlation_id deaths detail device device_s devices dp_gain
     dtype error error_p50 error_p95 event exception exit_code failed_tokens first floor_ms graphs held_bytes hint
-    host id kafka_ms kind labels last latency_le_s layer left_ms left_out letter_bytes letters level logger max_seqlen
+    host id kafka_ms kind labels last latency_le_s layers left_ms left_out letter_bytes letters level logger max_seqlen
     max_tokens member member_pid members members_left message missed model model_type note num of offset operation
     overloaded padded padded_tokens padding_avoided partition partitions path pause_s pid port position predicted_s
     prediction_error_p50 prediction_error_p95 prefix queued_sequences queued_tokens raised_at reason records refused
