@@ -173,7 +173,8 @@ def _add_field(file: FileDescriptorProto, name: str, result: AvroType) -> None:
     message = file.message_type[0]
     if any(field.name == name for field in message.field):
         raise WrongArgument(f"The message {message.name} has a field {name!r} already.")
-    _fill(message, name, result, _free_number(message), ".".join(["", *filter(None, [file.package]), message.name]))
+    scope = ".".join(["", *filter(None, [file.package]), message.name])
+    _fill(message, name, ["null", result], _free_number(message), scope, is_proto3=file.syntax == "proto3")
 
 
 def _free_number(message: DescriptorProto) -> int:
@@ -183,17 +184,29 @@ def _free_number(message: DescriptorProto) -> int:
     return _IMPLEMENTATION.stop if number in _IMPLEMENTATION else number
 
 
-def _fill(message: DescriptorProto, name: str, kind: AvroType, number: int, scope: str) -> None:
+def _fill(message: DescriptorProto, name: str, kind: AvroType, number: int, scope: str, *, is_proto3: bool) -> None:
     """Give a message a field of a type, with the messages that it is made of. `scope`: the message's whole name."""
     field = message.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+    is_nullable = isinstance(kind, list)
+    if is_nullable:  # null, and another
+        kind = kind[1]
     if isinstance(kind, dict) and kind["type"] == "array":
         field.label, kind = FieldDescriptorProto.LABEL_REPEATED, kind["items"]
-    if isinstance(kind, list):  # null, and another
-        kind = kind[1]
     if isinstance(kind, str):
         field.type = FIELD_TYPES[kind]
+        if is_nullable and is_proto3 and field.label == FieldDescriptorProto.LABEL_OPTIONAL:
+            _tell_absent(message, field)
         return
     nested = message.nested_type.add(name="".join([part.title() for part in kind["name"].split("_")]))
     field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{scope}.{nested.name}"
     for n, one in enumerate(kind["fields"]):
-        _fill(nested, one["name"], one["type"], n + 1, field.type_name)
+        _fill(nested, one["name"], one["type"], n + 1, field.type_name, is_proto3=is_proto3)
+
+
+def _tell_absent(message: DescriptorProto, field: FieldDescriptorProto) -> None:
+    """Make a scalar of proto3 `optional`, as protoc does: else one that is absent reads as zero."""
+    name, taken = f"_{field.name}", {one.name for one in [*message.field, *message.oneof_decl]}
+    while name in taken:
+        name = f"X{name}"
+    message.oneof_decl.add(name=name)
+    field.oneof_index, field.proto3_optional = len(message.oneof_decl) - 1, True

@@ -12,6 +12,7 @@ from penstock.producer.wire.messages import NO_OPTIONS
 from penstock.worker.routes.pointer import Pointer
 from penstock.worker.routes.protobuf_schema import ProtobufSchema, compiled, message_class
 from penstock.worker.routes.result_types import result_type
+from penstock.worker.routes.revision_field import RevisionField
 
 OTHER = 'syntax = "proto3"; package o; message Other { int32 a = 1; }'
 ORDER = """
@@ -67,6 +68,24 @@ def test_the_derived_message_has_the_record_and_the_result_of_every_task(task: s
         case _:
             found = enriched.result[0] if task == "token_classify" else enriched.result
             assert (found.label, found.score) == ("a", 0.5)
+
+
+@pytest.mark.parametrize("syntax", ["proto2", "proto3"])
+def test_a_value_that_is_not_there_is_absent_for_a_reader_and_not_zero(syntax: str) -> None:
+    text = f'syntax = "{syntax}"; message Order {{ optional string text = 1; oneof _result {{ int32 a = 2; }} }}'
+    revision = RevisionField("model", "m")
+
+    def read(task: str, result: Any) -> Any:
+        schema = ProtobufSchema(text, [], Pointer(("result",)), result_type(task, NO_OPTIONS, "result"), revision)
+        value = schema.write(b"\x00\x0a\x02w1", result)
+        return message_class(compiled([("a.proto", schema.output)])).FromString(value[1:])
+
+    unscored, scored = read("rerank", None), read("rerank", np.float32(0))
+    assert (unscored.text, unscored.HasField("result"), unscored.HasField("model")) == ("w1", False, False)
+    assert (scored.result, scored.HasField("result"), scored.HasField("model")) == (0, True, True)
+    (span,) = read("token_classify", [{"label": "a", "score": np.float32(0), "start": 0, "end": None}]).result
+    assert (span.HasField("start"), span.HasField("end")) == (True, False)
+    assert not read("generate", {"finish": "stop", "tokens": [1]}).result.HasField("text")
 
 
 def test_the_field_has_a_number_that_nothing_else_had() -> None:
