@@ -29,6 +29,7 @@ _ROWS = 256  # computed at a time, so that what one operation writes is in the c
 _NONE = torch.empty(0, 0)  # of a residual
 _MOST_LOST = 0.02  # of the weights of an output, relative; of normally distributed ones it is 0.01
 _LEAST_SIZE = 1e-4  # of inputs and of weights, relative to the largest, below which they are not made alike
+_LEAST_INPUT = 0.2  # of an input's size, relative to the mean: few tokens measure it, and ReLU lets few reach an input
 
 
 def require_int8_products() -> None:
@@ -62,7 +63,8 @@ class Int8Linear:
         require_activation(dense.activation)
         width, depth = dense.weight.shape
         self._block = _block_of(depth)
-        factors = (_positive(sizes) / _positive(dense.weight.square().mean(dim=0).sqrt())).sqrt()
+        sizes = _positive(sizes.clamp(min=sizes.mean() * _LEAST_INPUT))
+        factors = (sizes / _positive(dense.weight.square().mean(dim=0).sqrt())).sqrt()
         self._factors = (1.0 / factors).numpy()
         smooth = dense.weight * factors
         integers, scales = _quantise(smooth, np.ones(depth, np.float32), self._block)

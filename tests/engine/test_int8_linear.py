@@ -145,6 +145,16 @@ def test_weights_or_inputs_of_zeros_give_the_bias() -> None:
     assert found.isfinite().all()
 
 
+@pytest.mark.parametrize("unseen", [1, 100])
+def test_inputs_that_were_zero_when_measured_do_not_take_the_digits_of_the_others(unseen: int) -> None:
+    """As of ReLU, where few tokens reach each input."""
+    dense = dense_of(64, 768)
+    x = torch.randn(20, 768)
+    sizes = x.square().mean(dim=0).sqrt()
+    sizes[:unseen] = 0.0
+    assert relative(linear_of(dense, sizes)(x), x @ dense.weight.T + bias_of(dense)) < 0.02
+
+
 def test_what_int8_does_not_suit_is_named() -> None:
     with pytest.raises(NoInt8, match="200 inputs are no multiple of 64"):
         linear_of(dense_of(8, 200))
