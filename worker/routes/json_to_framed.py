@@ -21,7 +21,7 @@ class DocumentWriter(Protocol):
     """One schema of documents."""
 
     def written(self, document: Any, place: Pointer, fields: Mapping[str, Any]) -> bytes:
-        """What follows the id of the schema. `fields`: of the result, which the object at `place` gets, and has not.
+        """The bytes behind the schema's id. `fields`: of the result, which the object at `place` gets, and has not.
 
         Raises NotDescribed: the schema does not describe the document.
         """

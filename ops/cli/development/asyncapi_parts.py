@@ -25,7 +25,7 @@ def channel(address: str | None, messages: list[str], description: str) -> dict[
 
 
 def operation(action: Literal["send", "receive"], channel_name: str, message_name: str) -> dict[str, Any]:
-    """What a worker does with the messages of a channel."""
+    """An operation: a worker sends the messages of a channel, or receives them."""
     return {
         "action": action,
         "channel": {"$ref": f"#/channels/{channel_name}"},
