@@ -182,9 +182,14 @@ def open_fleet(around: Around, name: str, spec: FleetSpec, model: Path | None) -
 def _brokers(count: int, folder: Path | None) -> KafkaBroker | BrokerCluster:
     """One, or three: each record is kept once, so that three differ from one only in that they share the work."""
     if count == 1:
-        return KafkaBroker(temporary_in=folder, num_partitions=8, config=BROKER_CONFIG, jvm_flags=FULL_SPEED)
+        return open_broker(folder)
     config = BROKER_CONFIG | _ONE_COPY
     return BrokerCluster(temporary_in=folder, num_partitions=8, config=config, jvm_flags=FULL_SPEED)
+
+
+def open_broker(folder: Path | None) -> KafkaBroker:
+    """One broker, whose files are in a folder of its own below `folder`, or where the system has temporary files."""
+    return KafkaBroker(temporary_in=folder, num_partitions=8, config=BROKER_CONFIG, jvm_flags=FULL_SPEED)
 
 
 def _kill(victims: Iterable[int]) -> None:

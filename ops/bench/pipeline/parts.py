@@ -4,16 +4,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from penstock.ops.bench.common.draws import uniform
 from penstock.ops.bench.common.processes import run_once
+from penstock.ops.bench.common.setup import ROUNDS
 from penstock.ops.bench.contestants.worker_fleet import FleetSpec
+from penstock.ops.bench.load.backlog import Backlog, json_records
 from penstock.ops.bench.load.load_bench import Record, say
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
+from penstock.ops.bench.load.payloads import sequences
 from penstock.ops.bench.pipeline.fleet_bench import FleetBench
 from penstock.ops.bench.pipeline.pipeline_bench import SCALE_RATE_PER_S, PipelineBench
 from penstock.ops.bench.pipeline.run_facts import prepared
 
 _ALONE_MOST_S = 180.0
 _OF_MODELS = ("ids 2-100", "ids 5-500", "texts 2-100", "texts 5-500")
+_TOPICS, _FIELDS = ("texts", "texts.enriched"), ("--text", "text", "--result-field", "vector")
+_ROUTE_PARTITIONS = 24  # shared evenly by up to 4, and by 6 and 8 members
+_ROUTE_PASSES = 8  # as many records as this number of passes of the engine alone
 _SCALED = ("ids 2-100", "ids 5-500", "a record each", "texts 2-100")  # loads of part `scale`
 
 
@@ -102,6 +109,24 @@ def drain(bench: PipelineBench) -> Record:
 def fleet(bench: PipelineBench) -> Record:
     """How the fleet came up, and the batches of its loads."""
     return bench.described_fleet()
+
+
+def route(bench: PipelineBench) -> Record:
+    """Texts of JSON records on a topic of their own, whose vectors go to another: `penstock worker --input-topic`."""
+    if bench.model is None:
+        return {"not_applicable": "the null engine has no model"}
+    arguments = (*bench.worker_args, "--input-topic", _TOPICS[0], "--output-topic", _TOPICS[1], *_FIELDS)
+    requests = {"texts 2-100": bench.sizes.alone_short, "texts 5-500": bench.sizes.alone_long}
+    loads = [load for load in bench.closed_loads() if load.name in requests]
+    found: Record = {}
+    with bench.route_fleet(FleetSpec(str(bench.model), arguments), _TOPICS, _ROUTE_PARTITIONS) as (broker, workers):
+        for load in loads:
+            lengths = uniform(load.low, load.high, _ROUTE_PASSES * requests[load.name], 9)
+            records = json_records(sequences("texts", lengths, bench.model, 9))
+            backlog = Backlog(load.name, broker, _TOPICS, records, workers.watched, _ROUTE_PARTITIONS)
+            backlog.measure()
+            found[load.name] = [backlog.measure() for _ in range(ROUNDS)]
+        return {"members": len(workers.members()), "command": workers.command, "loads": found}
 
 
 def scale(bench: PipelineBench) -> Record:

@@ -4,19 +4,21 @@ import dataclasses
 import os
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.ops.bench.common.part_bench import PartBench
-from penstock.ops.bench.contestants.worker_fleet import FleetSpec
+from penstock.ops.bench.contestants.worker_fleet import READY_TIMEOUT_S, FleetSpec, WorkerFleet
+from penstock.ops.bench.load.backlog import create_topics
 from penstock.ops.bench.load.load_bench import Record
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, special_tokens
 from penstock.ops.bench.load.payloads import max_tokens
-from penstock.ops.bench.pipeline.fleet_bench import Around, FleetBench, open_fleet
+from penstock.ops.bench.pipeline.fleet_bench import Around, FleetBench, broker_folder, open_broker, open_fleet
 from penstock.ops.bench.pipeline.run_facts import checkpoint, prepared
+from penstock.ops.kafka import KafkaBroker
 from penstock.worker.model_settings import NULL_MODEL
 
 _MAX_CLIENTS = 32
@@ -95,6 +97,18 @@ class PipelineBench(PartBench):
         """A fleet of a part's own, once the model's is closed."""
         self.close()
         return open_fleet(self._around, name, spec, model)
+
+    @contextmanager
+    def route_fleet(
+        self, spec: FleetSpec, topics: Sequence[str], partitions: int
+    ) -> Iterator[tuple[KafkaBroker, WorkerFleet]]:
+        """Workers of a route between two new topics, once the model's fleet is closed."""
+        self.close()
+        with open_broker(broker_folder()) as broker:
+            create_topics(broker, topics, partitions)
+            with WorkerFleet(spec, "route", broker.bootstrap_servers, self.folder / "route") as workers:
+                workers.wait_until_ready(READY_TIMEOUT_S)
+                yield broker, workers
 
     def closed_loads(self) -> list[Load]:
         """Those that the model takes."""

@@ -1,6 +1,7 @@
 """Figures and tables of the kept runs of the pipeline: rates in requests a second, latencies in ms."""
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.ops.bench.common.measures import At, From, Measures, Record, Suite, results
@@ -17,6 +18,7 @@ PARTS = {
     "kill": ("kill", 50),
     "drain": ("drain", 30),
     "fleet": ("fleet", 10),
+    "route": ("route", 100),
     "scale": ("scale", 200),
 }
 MODELS = ("MiniLM-L6", "MPNet-base", "ModernBERT-base", "bge-m3", "Qwen3-Embedding-0.6B")  # parts of suite `models`
@@ -34,6 +36,10 @@ def _busiest(load: Mapping[str, Any], kind: str) -> float | None:
 def _members_us(load: Mapping[str, Any]) -> float:
     used = sum(cores for label, cores in load["cores"].items() if label.startswith("member"))
     return float(used / load["requests_per_s"] * 1e6)
+
+
+def _median_rate(rounds: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.median(float(one["records_per_s"]) for one in rounds)
 
 
 def _gpus(count: int) -> str:
@@ -96,6 +102,8 @@ SUITE = Suite(
             "bulk job, texts 2-100, share of the engine alone",
             ("bulk job, texts 2-100, rows/s", "engine alone, texts 2-100, req/s"),
         ),
+        At("route.loads.*", "JSON route, *, records/s", _median_rate),
+        From("JSON route, *, share of the engine alone", ("JSON route, *, records/s", _ALONE)),
         At("fleet.batches.prediction_error_p95", "all batches, prediction error, p95"),
         At("overload.in_time_share_of_peak", "twice saturation, answers in time, share of the peak"),
         At("overload.in_time_per_s", "twice saturation, answers in time, req/s"),
@@ -129,6 +137,10 @@ THROUGHPUT = Grid(
         *each(
             ["bulk job, texts 2-100"],
             *("*: `penstock embed`, rows", "{*, rows/s}", "{*, share of the engine alone}", *[""] * 5),
+        ),
+        *each(
+            ["JSON route, texts 2-100", "JSON route, texts 5-500"],
+            *("*: a record each", "{*, records/s}", "{*, share of the engine alone}", *[""] * 5),
         ),
     ],
 )

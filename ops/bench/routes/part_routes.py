@@ -19,8 +19,8 @@ from penstock.ops.bench.common.setup import ROUNDS, Details, Setup, shuffled_tex
 from penstock.ops.bench.contestants import null_worker
 from penstock.ops.bench.contestants.plain_pipeline import embed
 from penstock.ops.bench.contestants.worker_fleet import PENSTOCK, READY_TIMEOUT_S, FleetSpec, WorkerFleet
+from penstock.ops.bench.load.backlog import Backlog, Sent, create_topics, json_records, key_of
 from penstock.ops.bench.pipeline.pipeline_bench import NULL_WORKER
-from penstock.ops.bench.routes.backlog import Backlog, Sent, create_topics
 from penstock.ops.kafka import KafkaBroker, RegistryServer
 from penstock.ops.kafka.ports import ReservedPorts
 from penstock.producer.wire.topics import request_topic
@@ -47,16 +47,16 @@ def run_texts(setup: Setup) -> Details:
         avro = ("--record-format", "avro", "--schema-registry-url", registry.url)
         opened = {
             "requests": _worker(setup, broker, "requests", (), _requests("requests", texts)),
-            "JSON": _worker(setup, broker, "json", route, _json(texts)),
+            "JSON": _worker(setup, broker, "json", route, json_records(texts)),
             "Avro": _worker(setup, broker, "avro", (*route, *avro), _avro(registry, texts)),
-            "FastStream": _pipeline(setup, broker, "faststream", _json(few), model=_model(setup)),
+            "FastStream": _pipeline(setup, broker, "faststream", json_records(few), model=_model(setup)),
         }
         return _in_turns(opened)
 
 
 def run_http(setup: Setup) -> Details:
     """Part `http`: of `--server`, a command that serves {model} on {port} at /v1/embeddings."""
-    records = _json(shuffled_texts(setup.count(_NUM_SLOW)))
+    records = json_records(shuffled_texts(setup.count(_NUM_SLOW)))
     with KafkaBroker() as broker, _server(setup) as (url, pid):
         opened = {
             name: _pipeline(setup, broker, f"http-{calls}", records, {"server": pid}, url=url, calls=calls)
@@ -163,30 +163,22 @@ def _model(setup: Setup) -> dict[str, Any]:
 def _requests(name: str, texts: Sequence[str]) -> list[Sent]:
     """The same as requests, whose replies go to `_REPLIES`."""
     head = {"v": 1, "model": name, "task": "embed"}
-    return [Sent(_key(n), msgpack.packb(head | {"text": [text]}), _addressed()) for n, text in enumerate(texts)]
+    return [Sent(key_of(n), msgpack.packb(head | {"text": [text]}), _addressed()) for n, text in enumerate(texts)]
 
 
 def _addressed() -> list[tuple[str, bytes]]:
     return [("kafka_replyTopic", _REPLIES.encode()), ("kafka_correlationId", uuid.uuid4().bytes)]
 
 
-def _json(texts: Sequence[str]) -> list[Sent]:
-    return [Sent(_key(n), json.dumps({"id": str(n), "text": text}).encode()) for n, text in enumerate(texts)]
-
-
 def _padded(texts: Sequence[str]) -> list[Sent]:
     """JSON of 200 bytes, or longer where a text is."""
     records = [{"id": str(n), "text": text, "note": ""} for n, text in enumerate(texts)]
     room = [max(0, _NULL_BYTES - len(json.dumps(record))) for record in records]
-    return [Sent(_key(n), json.dumps(record | {"note": "x" * room[n]}).encode()) for n, record in enumerate(records)]
+    return [Sent(key_of(n), json.dumps(record | {"note": "x" * room[n]}).encode()) for n, record in enumerate(records)]
 
 
 def _avro(registry: RegistryServer, texts: Sequence[str]) -> list[Sent]:
     with SchemaRegistryClient({"url": registry.url}) as client:
         write: Callable[..., bytes] = AvroSerializer(client, json.dumps(_ORDER))
         place = SerializationContext("avro.in", MessageField.VALUE)
-        return [Sent(_key(n), write({"id": str(n), "text": text}, place)) for n, text in enumerate(texts)]
-
-
-def _key(number: int) -> bytes:
-    return b"%d" % number
+        return [Sent(key_of(n), write({"id": str(n), "text": text}, place)) for n, text in enumerate(texts)]

@@ -3,6 +3,7 @@
 All contestants are measured alike: librdkafka writes the records at once, and reads what comes of them.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,25 +41,29 @@ class Backlog:
         topics: tuple[str, str],
         records: Sequence[Sent],
         processes: Callable[[], Mapping[str, int]],
+        partitions: int = PARTITIONS,
     ) -> None:
-        """`processes`: process ids of the contestant now, by label."""
+        """`processes`: process ids of the contestant now, by label. `partitions`: of each topic."""
         self._name, self._broker, self._topics = name, broker, topics
-        self._records, self._processes = records, processes
+        self._records, self._processes, self._partitions = records, processes, partitions
 
     def measure(self) -> dict[str, Any]:
         """Write the records, and read as many; returns the rate of all but the first, and what they cost.
+
+        The first are a tenth, or those that had come when the last was written, where these are more.
 
         Raises ProcessFailed if they do not come.
         """
         source, output = self._topics
         reader = Consumer({"bootstrap.servers": self._broker.bootstrap_servers, **_READER})
         try:
-            places = [TopicPartition(output, number) for number in range(PARTITIONS)]
+            places = [TopicPartition(output, number) for number in range(self._partitions)]
             for place in places:  # known before anything is written, however slow the machine is
-                place.offset = reader.get_watermark_offsets(place, _PATIENCE_S)[1]
+                place.offset = _end(reader, place)
             reader.assign(places)
             self._write(source)
-            found = self._read(reader)
+            came = sum([_end(reader, place) - place.offset for place in places])
+            found = self._read(reader, max(came, int(_WARM_SHARE * len(self._records))))
         finally:
             reader.close()
         costs = ", ".join(f"{name} {cost:.1f} µs" for name, cost in found["cpu_us"].items())
@@ -68,12 +73,12 @@ class Backlog:
     def _write(self, topic: str) -> None:
         producer = Producer({"bootstrap.servers": self._broker.bootstrap_servers, "linger.ms": 20})
         for number, (key, value, headers) in enumerate(self._records):
-            producer.produce(topic, value, key, headers=list(headers), partition=number % PARTITIONS)
+            producer.produce(topic, value, key, headers=list(headers), partition=number % self._partitions)
             if number % _AT_ONCE == 0:
                 producer.poll(0)
         producer.flush()
 
-    def _read(self, reader: Consumer) -> dict[str, Any]:
+    def _read(self, reader: Consumer, first: int) -> dict[str, Any]:
         count, num_read, num_bytes, num_warm = len(self._records), 0, 0, 0
         started, before = time.perf_counter(), self._cpu_s()
         heard, at_once = started, max(1, min(_AT_ONCE, count // _LEAST_READS))
@@ -87,7 +92,7 @@ class Backlog:
                 raise ProcessFailed(f"{self._name}: {num_read} of {count} records came.")
             num_read += len(messages)
             num_bytes += sum([len(one.value() or b"") for one in messages])
-            if not num_warm and num_read >= _WARM_SHARE * count:
+            if not num_warm and num_read >= min(first, count // 2):
                 num_warm, started, before = num_read, now, self._cpu_s()
         num, after = count - num_warm, self._cpu_s()
         return {
@@ -103,8 +108,22 @@ class Backlog:
         return {"contestant": sum(theirs), **read_cpu_s(others)}
 
 
-def create_topics(broker: KafkaBroker, topics: Sequence[str]) -> None:
-    """New topics of `PARTITIONS`. Blocks."""
+def _end(reader: Consumer, place: TopicPartition) -> int:
+    return int(reader.get_watermark_offsets(place, _PATIENCE_S)[1])
+
+
+def create_topics(broker: KafkaBroker, topics: Sequence[str], partitions: int = PARTITIONS) -> None:
+    """New topics. Blocks."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    for created in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics]).values():
+    for created in admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics]).values():
         created.result()
+
+
+def json_records(texts: Sequence[str]) -> list[Sent]:
+    """One text a record, in the field `text`."""
+    return [Sent(key_of(n), json.dumps({"id": str(n), "text": text}).encode()) for n, text in enumerate(texts)]
+
+
+def key_of(number: int) -> bytes:
+    """The key of a record by its place."""
+    return b"%d" % number
