@@ -6,6 +6,7 @@ from penstock.ops.bench.common.suite import DEVICE, SCALE, SEED, BenchSuite, Opt
 from penstock.ops.bench.gpu.gpu_tables import SHAPES
 from penstock.ops.bench.pipeline.pipeline_tables import MODELS as MODEL_PARTS
 from penstock.ops.bench.pipeline.pipeline_tables import PARTS as PIPELINE_PARTS
+from penstock.ops.bench.pipeline.pipeline_tables import ROUTE, ROUTE_SHAPE
 
 _BENCH = "penstock.ops.bench"
 _SETUP = f"{_BENCH}.common.setup:Setup"
@@ -144,7 +145,10 @@ MODELS = BenchSuite(
     about="Models that people bring, by their shapes: workers behind a real Kafka, beside the engine alone.",
     bench=f"{_BENCH}.pipeline.pipeline_bench:PipelineBench",
     tables=f"{_BENCH}.pipeline.pipeline_tables:OF_MODELS",
-    parts={name: Part(f"{_BENCH}.pipeline.parts:model", 120, (name,)) for name in MODEL_PARTS},
+    parts={
+        **{name: Part(f"{_BENCH}.pipeline.parts:model", 120, (name,)) for name in MODEL_PARTS},
+        ROUTE: Part(f"{_BENCH}.pipeline.parts:route", 140, (ROUTE_SHAPE,)),
+    },
     time_limit_s=900.0,
     options=[_WORKER_ARGS, *_AROUND],
 )

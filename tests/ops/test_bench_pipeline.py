@@ -87,11 +87,14 @@ def test_a_shape_of_model_is_measured_through_kafka_and_alone(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_route_is_measured_by_the_vectors_of_its_output_topic() -> None:
-    part = run_parts({"route": (PIPELINE.parts["route"].function, [])}, PIPELINE, model="BERT-tiny")["parts"]["route"]
-    loads = part["result"]["loads"]
-    assert loads.keys() == {"texts 2-100", "texts 5-500"}
-    assert all(one["records_per_s"] > 0 and one["output_bytes"] > 500 for rounds in loads.values() for one in rounds)
+def test_a_route_is_measured_by_the_vectors_of_its_output_topic(tmp_path: Path) -> None:
+    record = run_parts({"route": (MODELS.parts["route"].function, ["BERT-tiny"])}, MODELS)
+    run = Run(tmp_path, {**begin("models", MACHINE, commit="abcdef0"), **record})
+    shown = OF_MODELS["pipeline-route"].of_runs([run])
+    assert {target.measure for target in targets("models")} <= OF_MODELS["pipeline-route"].suite.measures(record).keys()
+    assert shown.count("| texts 2-100 |") == shown.count("| texts 5-500 |") == 1
+    rounds = record["parts"]["route"]["result"]["loads"]["texts 2-100"]
+    assert all(one["output_bytes"] > 500 for one in rounds)
 
 
 def measured(parts: list[str], **changed: Any) -> dict[str, Any]:
@@ -138,7 +141,6 @@ def whole_record() -> dict[str, Any]:
             "timeline": [{"at_s": 1.0, "p99_ms": 10.0, "lost": 0.0}, {"at_s": 2.0, "p99_ms": 20.0, "lost": 0.0}],
         },
         "drain": {"seconds": 1.0, "exit_codes": [0, 0]},
-        "route": {"loads": {name: [{"records_per_s": rate} for rate in (80.0, 93.0, 99.0)] for name in CLOSED[2:4]}},
         "scale": fleets,
     }
     assert parts.keys() == PARTS.keys()

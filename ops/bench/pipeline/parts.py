@@ -11,9 +11,9 @@ from penstock.ops.bench.contestants.worker_fleet import FleetSpec
 from penstock.ops.bench.load.backlog import Backlog, json_records
 from penstock.ops.bench.load.load_bench import Record, say
 from penstock.ops.bench.load.loads import LONG, ROWS, SHORT, Load, open_load
-from penstock.ops.bench.load.payloads import sequences
+from penstock.ops.bench.load.payloads import max_tokens, sequences
 from penstock.ops.bench.pipeline.fleet_bench import FleetBench
-from penstock.ops.bench.pipeline.pipeline_bench import SCALE_RATE_PER_S, PipelineBench
+from penstock.ops.bench.pipeline.pipeline_bench import SCALE_RATE_PER_S, PipelineBench, closed_loads
 from penstock.ops.bench.pipeline.run_facts import prepared
 
 _ALONE_MOST_S = 180.0
@@ -111,22 +111,25 @@ def fleet(bench: PipelineBench) -> Record:
     return bench.described_fleet()
 
 
-def route(bench: PipelineBench) -> Record:
-    """Texts of JSON records on a topic of their own, whose vectors go to another: `penstock worker --input-topic`."""
-    if bench.model is None:
-        return {"not_applicable": "the null engine has no model"}
-    arguments = (*bench.worker_args, "--input-topic", _TOPICS[0], "--output-topic", _TOPICS[1], *_FIELDS)
+def route(bench: PipelineBench, shape: str) -> Record:
+    """Texts of JSON records on a topic, whose vectors go to another; and the engine alone."""
+    path = Path(prepared(shape, bench.folder)["model"])
     requests = {"texts 2-100": bench.sizes.alone_short, "texts 5-500": bench.sizes.alone_long}
-    loads = [load for load in bench.closed_loads() if load.name in requests]
-    found: Record = {}
-    with bench.route_fleet(FleetSpec(str(bench.model), arguments), _TOPICS, _ROUTE_PARTITIONS) as (broker, workers):
+    offered = closed_loads(bench.sizes, bench.warm_s, bench.seconds, max_tokens=max_tokens(path), texts=True)
+    loads = [load for load in offered if load.name in requests]
+    workloads = [(load.name, load.payload, load.low, load.high, requests[load.name]) for load in loads]
+    spec = {"model": str(path), "device": "auto", "workloads": workloads, "batches": []}
+    found: Record = {"alone": run_once("contestants.engine_alone", spec, bench.folder / "alone.log", _ALONE_MOST_S)}
+    arguments = (*bench.worker_args, "--input-topic", _TOPICS[0], "--output-topic", _TOPICS[1], *_FIELDS)
+    with bench.route_fleet(FleetSpec(str(path), arguments), _TOPICS, _ROUTE_PARTITIONS) as (broker, workers):
+        found |= {"members": len(workers.members()), "command": workers.command, "loads": {}}
         for load in loads:
             lengths = uniform(load.low, load.high, _ROUTE_PASSES * requests[load.name], 9)
-            records = json_records(sequences("texts", lengths, bench.model, 9))
+            records = json_records(sequences("texts", lengths, path, 9))
             backlog = Backlog(load.name, broker, _TOPICS, records, workers.watched, _ROUTE_PARTITIONS)
             backlog.measure()
-            found[load.name] = [backlog.measure() for _ in range(ROUNDS)]
-        return {"members": len(workers.members()), "command": workers.command, "loads": found}
+            found["loads"][load.name] = [backlog.measure() for _ in range(ROUNDS)]
+    return found
 
 
 def scale(bench: PipelineBench) -> Record:

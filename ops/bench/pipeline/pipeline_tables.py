@@ -1,7 +1,7 @@
 """Figures and tables of the kept runs of the pipeline: rates in requests a second, latencies in ms."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.ops.bench.common.measures import At, From, Measures, Record, Suite, results
@@ -18,10 +18,10 @@ PARTS = {
     "kill": ("kill", 50),
     "drain": ("drain", 30),
     "fleet": ("fleet", 10),
-    "route": ("route", 100),
     "scale": ("scale", 200),
 }
 MODELS = ("MiniLM-L6", "MPNet-base", "ModernBERT-base", "bge-m3", "Qwen3-Embedding-0.6B")  # parts of suite `models`
+ROUTE, ROUTE_SHAPE = "route", "BERT-base"  # a further part of suite `models`, and its model
 CLOSED = ("ids 2-100", "ids 5-500", "texts 2-100", "texts 5-500", "shared calls", "a record each")
 _SINGLES = ("shared calls", "a record each")  # of the same sequences as "ids 2-100"
 _KINDS = ("member", "client", "broker")
@@ -36,10 +36,6 @@ def _busiest(load: Mapping[str, Any], kind: str) -> float | None:
 def _members_us(load: Mapping[str, Any]) -> float:
     used = sum(cores for label, cores in load["cores"].items() if label.startswith("member"))
     return float(used / load["requests_per_s"] * 1e6)
-
-
-def _median_rate(rounds: Sequence[Mapping[str, Any]]) -> float:
-    return statistics.median(float(one["records_per_s"]) for one in rounds)
 
 
 def _gpus(count: int) -> str:
@@ -83,6 +79,18 @@ def _models(record: Record) -> Measures:
     return found
 
 
+def _routes(record: Record) -> Measures:
+    part, found = results(record).get(ROUTE) or {"loads": {}}, dict[str, float]()
+    for load, rounds in part["loads"].items():
+        rate = statistics.median([float(one["records_per_s"]) for one in rounds])
+        of_engine = part["alone"]["engine"][load]["requests_per_s"]
+        found |= {f"JSON route, {load}, records/s": rate, f"JSON route, {load}, engine alone, req/s": of_engine}
+        found[f"JSON route, {load}, share of the engine alone"] = rate / of_engine
+        cost_us = statistics.median([float(one["cpu_us"]["contestant"]) for one in rounds])
+        found[f"JSON route, {load}, processor time a record, µs"] = cost_us
+    return found
+
+
 SUITE = Suite(
     "pipeline",
     (
@@ -102,8 +110,6 @@ SUITE = Suite(
             "bulk job, texts 2-100, share of the engine alone",
             ("bulk job, texts 2-100, rows/s", "engine alone, texts 2-100, req/s"),
         ),
-        At("route.loads.*", "JSON route, *, records/s", _median_rate),
-        From("JSON route, *, share of the engine alone", ("JSON route, *, records/s", _ALONE)),
         At("fleet.batches.prediction_error_p95", "all batches, prediction error, p95"),
         At("overload.in_time_share_of_peak", "twice saturation, answers in time, share of the peak"),
         At("overload.in_time_per_s", "twice saturation, answers in time, req/s"),
@@ -137,10 +143,6 @@ THROUGHPUT = Grid(
         *each(
             ["bulk job, texts 2-100"],
             *("*: `penstock embed`, rows", "{*, rows/s}", "{*, share of the engine alone}", *[""] * 5),
-        ),
-        *each(
-            ["JSON route, texts 2-100", "JSON route, texts 5-500"],
-            *("*: a record each", "{*, records/s}", "{*, share of the engine alone}", *[""] * 5),
         ),
     ],
 )
@@ -207,4 +209,19 @@ TABLES = {
     "pipeline-gpus": Table(SUITE, ["scale"], [GPUS]),
     "pipeline-targets": Table(SUITE, [*PARTS], [Targets("pipeline", on_cpu="pipeline-cpu")]),
 }
-OF_MODELS = {"pipeline-models": Table(Suite("models", (_models,)), MODELS, [_MODELS_THROUGHPUT], apart=True)}
+_ROUTES_THROUGHPUT = Grid(
+    [
+        *(f"{ROUTE_SHAPE}, one text a record", "through a JSON route, records/s", "engine alone on token ids, req/s"),
+        *("share of the engine alone", "members' processor time a record, µs"),
+    ],
+    [
+        [
+            *("*", "{JSON route, *, records/s}", "{JSON route, *, engine alone, req/s}"),
+            *("{JSON route, *, share of the engine alone}", "{JSON route, *, processor time a record, µs}"),
+        ]
+    ],
+)
+OF_MODELS = {
+    "pipeline-models": Table(Suite("models", (_models,)), MODELS, [_MODELS_THROUGHPUT], apart=True),
+    "pipeline-route": Table(Suite("models", (_routes,)), [ROUTE], [_ROUTES_THROUGHPUT, Targets("models")]),
+}
