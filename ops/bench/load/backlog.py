@@ -50,8 +50,8 @@ class Backlog:
     def measure(self) -> dict[str, Any]:
         """Write the records, and read as many; returns the rate of all but the first, and what they cost.
 
-        The first are a tenth, or those that had come when the last was written, where these are more.
-
+        The first are those that were made when a tenth had been read: the output topic tells, as a reader that starts
+        late finds some that wait for it. If that is all of them, the clock starts with the first that is written.
         Raises ProcessFailed if they do not come.
         """
         source, output = self._topics
@@ -61,9 +61,9 @@ class Backlog:
             for place in places:  # known before anything is written, however slow the machine is
                 place.offset = _end(reader, place)
             reader.assign(places)
+            begun = time.perf_counter(), self._cpu_s()
             self._write(source)
-            came = sum([_end(reader, place) - place.offset for place in places])
-            found = self._read(reader, max(came, int(_WARM_SHARE * len(self._records))))
+            found = self._read(reader, places, begun)
         finally:
             reader.close()
         costs = ", ".join(f"{name} {cost:.1f} µs" for name, cost in found["cpu_us"].items())
@@ -78,8 +78,11 @@ class Backlog:
                 producer.poll(0)
         producer.flush()
 
-    def _read(self, reader: Consumer, first: int) -> dict[str, Any]:
-        count, num_read, num_bytes, num_warm = len(self._records), 0, 0, 0
+    def _read(
+        self, reader: Consumer, places: Sequence[TopicPartition], begun: tuple[float, dict[str, float]]
+    ) -> dict[str, Any]:
+        """`begun`: the time and the processor seconds before the first was written."""
+        count, num_read, num_bytes, num_made = len(self._records), 0, 0, 0
         started, before = time.perf_counter(), self._cpu_s()
         heard, at_once = started, max(1, min(_AT_ONCE, count // _LEAST_READS))
         while num_read < count:
@@ -92,9 +95,12 @@ class Backlog:
                 raise ProcessFailed(f"{self._name}: {num_read} of {count} records came.")
             num_read += len(messages)
             num_bytes += sum([len(one.value() or b"") for one in messages])
-            if not num_warm and num_read >= min(first, count // 2):
-                num_warm, started, before = num_read, now, self._cpu_s()
-        num, after = count - num_warm, self._cpu_s()
+            if not num_made and num_read >= _WARM_SHARE * count:
+                started, before = now, self._cpu_s()
+                num_made = sum([_end(reader, place) - place.offset for place in places])
+        if num_made >= count:
+            num_made, (started, before) = 0, begun
+        num, after = count - num_made, self._cpu_s()
         return {
             "records_per_s": num / (time.perf_counter() - started),
             "output_bytes": num_bytes / count,
@@ -109,6 +115,7 @@ class Backlog:
 
 
 def _end(reader: Consumer, place: TopicPartition) -> int:
+    """Offset of the partition's next record."""
     return int(reader.get_watermark_offsets(place, _PATIENCE_S)[1])
 
 
