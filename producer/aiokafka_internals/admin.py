@@ -1,7 +1,7 @@
 """aiokafka's admin client with the client that leaves brokers that hang, and with requests that it has no method for.
 
 aiokafka (0.14) cannot take a member out of a group, and creates the topics that it describes. To go, it needs both as
-methods, and what `client.py` says.
+methods, and what `client.py` and `committed_offsets.py` say.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from penstock.producer.aiokafka_internals.client import FailoverClient
+from penstock.producer.aiokafka_internals.committed_offsets import check_offsets
 
 
 class FailoverAdmin(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no type information
@@ -49,3 +50,8 @@ class FailoverAdmin(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has 
             raise for_code(found["error_code"])(topic)
         (entry,) = found["config_entries"]
         return str(entry["config_value"])
+
+    async def _send_request(self, request: Any, node_id: int | None = None) -> Any:
+        answer = await super()._send_request(request, node_id)
+        check_offsets(request, answer)
+        return answer

@@ -12,8 +12,8 @@ from aiokafka import TopicPartition
 
 from penstock.producer.aiokafka_internals import lenient_records
 from penstock.producer.aiokafka_internals.bounded_fetch import BoundedConsumer
+from penstock.producer.aiokafka_internals.committed_offsets import CheckedCoordinator
 from penstock.producer.aiokafka_internals.fetcher import LeanFetcher
-from penstock.producer.aiokafka_internals.heartbeats import CommonHeartbeats
 from penstock.producer.aiokafka_internals.topic_ids import TopicIds
 
 Jumped = Callable[[TopicPartition, int, int], None]
@@ -34,7 +34,7 @@ class GroupConsumer(BoundedConsumer):
     async def start(self) -> None:
         """Connect. The first steps of the tasks of fetcher and coordinator come after this."""
         await super().start()
-        self._fetcher.__class__, self._coordinator.__class__ = LeanFetcher, CommonHeartbeats
+        self._fetcher.__class__, self._coordinator.__class__ = LeanFetcher, CheckedCoordinator
         self._fetcher.begin(self._topic_ids, self._jumped)
 
     @property

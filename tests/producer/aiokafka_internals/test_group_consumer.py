@@ -9,9 +9,9 @@ from aiokafka import AIOKafkaClient, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from penstock.producer.aiokafka_internals.committed_offsets import CheckedCoordinator
 from penstock.producer.aiokafka_internals.fetcher import LeanFetcher
 from penstock.producer.aiokafka_internals.group_consumer import GroupConsumer
-from penstock.producer.aiokafka_internals.heartbeats import CommonHeartbeats
 from penstock.producer.aiokafka_internals.topic_ids import TopicIds
 
 SOURCE = TopicPartition("requests", 0)
@@ -30,8 +30,8 @@ async def member(monkeypatch: pytest.MonkeyPatch) -> Any:
     await made.stop()
 
 
-async def test_a_member_has_the_fetcher_and_the_heartbeats_of_this_package(member: Any) -> None:
-    assert (type(member._fetcher), type(member._coordinator)) == (LeanFetcher, CommonHeartbeats)
+async def test_a_member_has_the_fetcher_and_the_coordinator_of_this_package(member: Any) -> None:
+    assert (type(member._fetcher), type(member._coordinator)) == (LeanFetcher, CheckedCoordinator)
     assert member._fetcher._client is member.client
     await asyncio.sleep(0)  # the first step of their tasks
     assert member.ended_tasks() == {}

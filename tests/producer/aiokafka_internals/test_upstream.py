@@ -17,6 +17,7 @@ from aiokafka.consumer.subscription_state import TopicPartitionState
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.producer import message_accumulator, sender, transaction_manager
 from aiokafka.protocol.api import Request, RequestStruct
+from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v1, OffsetFetchResponse_v3
 from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v11
 from aiokafka.protocol.group import JoinGroupRequest, LeaveGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
@@ -50,6 +51,8 @@ METHODS: list[tuple[type, str, str]] = [
     (FetchResult, "has_more", ""),
     (GroupCoordinator, "_do_heartbeat", ""),
     (GroupCoordinator, "_do_rejoin_group", "subscription"),
+    (GroupCoordinator, "_send_req", "request"),
+    (GroupCoordinator, "coordinator_dead", ""),
     (GroupCoordinator, "fetch_committed_offsets", "partitions"),
     (GroupCoordinator, "request_rejoin", ""),
     (LeaveGroupRequest, "__init__", "group member_id"),
@@ -98,6 +101,7 @@ ATTRIBUTES: list[tuple[type, str]] = [
         "_retry_backoff _subscriptions _wait_consume_future",
     ),
     (GroupCoordinator, "_commit_refresh_task _coordination_task generation member_id"),
+    (OffsetFetchRequest, "_consumer_group"),
     (PartitionRecords, "_records"),
     (ProduceRequest, "_required_acks _timeout _topics"),
     (TopicPartitionState, "_paused _position has_valid_position paused position resume_fut"),
@@ -135,5 +139,7 @@ def test_modules_have_the_classes_and_constants_that_are_replaced_or_compared_wi
     assert issubclass(consumer.Fetcher, Fetcher)
     assert JoinGroupRequest.UNKNOWN_MEMBER_ID == ""
     assert FetchResponse_v11.API_VERSION == 11
+    assert "error_code" in OffsetFetchResponse_v3.SCHEMA.names
+    assert "error_code" not in OffsetFetchResponse_v1.SCHEMA.names
     states = transaction_manager.TransactionState
     assert states.IN_TRANSACTION is not states.ABORTABLE_ERROR
