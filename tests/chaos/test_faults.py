@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,31 @@ NUM_ACKNOWLEDGED = itertools.count()  # one more at each look
 
 
 class Worker:
-    """Stands for a `WorkerCommand`: with these members, and a supervisor if there are any. Its rolls do not end."""
+    """Stands for a `WorkerCommand`: with these members, and a supervisor if there are any.
 
-    def __init__(self, *members: int) -> None:
+    What its supervisor does when it is signalled is `heeds`; a roll does not end without it.
+    """
+
+    def __init__(self, *members: int, heeds: Callable[["Worker"], None] = lambda _: None) -> None:
         self.members = members
         self.pid = 1 if members else None
         self.signals: list[signal.Signals] = []
+        self.logged: Counter[str] = Counter(roll_finished=2, roll_failed=1)  # by earlier rolls
+        self._heeds = heeds
 
     def signal(self, number: signal.Signals) -> None:
         self.signals.append(number)
+        self._heeds(self)
+
+    def replace_members(self, *members: int) -> None:
+        self.members = members
+        self.logged["roll_finished"] += 1
 
     def limit_files(self, num_bytes: int) -> int:
         return len(self.members)
 
     def num_events(self, name: str) -> int:
-        return 0
+        return self.logged[name]
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +102,23 @@ async def test_a_roll_that_does_not_end_did_not_happen(tmp_path: Path) -> None:
     worker = Worker(1)
     assert "did not finish" in await error_of("rolled", worker, tmp_path)
     assert worker.signals == [signal.SIGHUP]
+
+
+async def test_a_roll_lasts_until_the_supervisor_tells_its_end(tmp_path: Path) -> None:
+    fault = await injected("rolled", Worker(1, 2, heeds=lambda worker: worker.replace_members(3, 4)), tmp_path)
+    assert (fault.error, fault.effect) == ("", {"members_replaced": 2, "members": 2})
+
+
+@pytest.mark.parametrize(
+    ("heeds", "reason"),
+    [
+        (lambda worker: worker.logged.update(["roll_failed"]), "The roll failed"),
+        (lambda worker: setattr(worker, "pid", None), "The supervisor ended"),
+        (lambda worker: worker.replace_members(1), "No member was replaced"),
+    ],
+)
+async def test_a_roll_that_ends_otherwise_did_not_happen(heeds: Any, reason: str, tmp_path: Path) -> None:
+    assert reason in await error_of("rolled", Worker(1, heeds=heeds), tmp_path)
 
 
 async def test_a_member_that_has_ended_was_not_killed(process: subprocess.Popen[bytes], tmp_path: Path) -> None:

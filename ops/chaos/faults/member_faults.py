@@ -13,7 +13,7 @@ from penstock.ops.chaos.fleet.faulty_worker import CLOCK, seen_clock
 MOST_CLOCK_ERROR_S = 20.0
 _SIGNALLED_S = 5.0  # a signal has had its effect
 _ORPHANED_S = 30.0  # members have ended after their supervisor
-_ROLL_S = 60.0  # a roll, at most
+_ROLL_S = 600.0  # a roll, at most: its members load one after another, for minutes on a busy machine
 _READ_LOG_S = 0.5
 _CLOCK_S = 2.0  # between two steps
 
@@ -46,12 +46,23 @@ async def supervisor_killed(scene: Scene, rng: random.Random) -> Effect:
 
 
 async def rolled(scene: Scene, rng: random.Random) -> Effect:
-    """Every member is replaced, one after another."""
+    """Every member is replaced, one after another, until the supervisor tells the end of it."""
     worker = scene.worker
-    num_rolls, before = worker.num_events("roll_finished"), set(worker.members)
-    _signal_supervisor(scene, signal.SIGHUP)
-    if not await comes_true(lambda: worker.num_events("roll_finished") > num_rolls, _ROLL_S, _READ_LOG_S):
+    num_finished, num_failed = worker.num_events("roll_finished"), worker.num_events("roll_failed")
+    before, pid = set(worker.members), _signal_supervisor(scene, signal.SIGHUP)
+
+    def error() -> str | None:
+        """None while it rolls; empty if it has ended well."""
+        if worker.num_events("roll_finished") > num_finished:
+            return "" if before - set(worker.members) else "No member was replaced."
+        if worker.num_events("roll_failed") > num_failed:
+            return "The roll failed."
+        return None if worker.pid == pid else "The supervisor ended."
+
+    if not await comes_true(lambda: error() is not None, _ROLL_S, _READ_LOG_S):
         raise NotInjectedError(f"The roll did not finish within {_ROLL_S:g} s.")
+    if found := error():
+        raise NotInjectedError(found)
     return {"members_replaced": len(before - set(worker.members)), "members": len(before)}
 
 
