@@ -19,7 +19,7 @@ from penstock.ops.kafka import BrokerCluster, RegistryServer
 from penstock.producer.keywords import IsolationLevel
 
 DRAIN_S = 10.0
-_START_S = 120.0
+_START_S = 300.0
 _LOAD_ENDS_S = 360.0  # at most, when it is told to end: twice the longest call
 _REST_S = 180.0  # after the last fault: all is answered and committed
 _LOOK_AGAIN_S = 5.0  # by then a leader has asked its followers how far they are
