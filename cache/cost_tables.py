@@ -1,4 +1,4 @@
-"""Measured cost tables, kept between runs in one small SQLite file that processes may share.
+"""Measured cost tables, and losses of a precision, kept between runs in one SQLite file that processes may share.
 
 A lost file costs a few seconds of measurement. As with the response cache, its failure fails no request.
 """
@@ -21,6 +21,11 @@ from penstock.cache.private_files import check_regular, make_private_directory, 
 _SCHEMA = {
     "cost_table": """
 CREATE TABLE IF NOT EXISTS cost_table (
+    device TEXT NOT NULL, model TEXT NOT NULL, revision TEXT NOT NULL, dtype TEXT NOT NULL, runtime TEXT NOT NULL,
+    stored_at REAL NOT NULL, value TEXT NOT NULL, PRIMARY KEY (device, model, revision, dtype, runtime)) WITHOUT ROWID
+""",
+    "precision_loss": """
+CREATE TABLE IF NOT EXISTS precision_loss (
     device TEXT NOT NULL, model TEXT NOT NULL, revision TEXT NOT NULL, dtype TEXT NOT NULL, runtime TEXT NOT NULL,
     stored_at REAL NOT NULL, value TEXT NOT NULL, PRIMARY KEY (device, model, revision, dtype, runtime)) WITHOUT ROWID
 """,
@@ -63,20 +68,19 @@ class CostTables:
 
     async def get(self, key: CostKey) -> dict[str, Any] | None:
         """The table of this key; None if there is none or it cannot be read."""
-        rows = await self._run(f"SELECT value FROM cost_table WHERE {_WHERE}", astuple(key))
-        with self._warning():
-            return _parsed(rows[0][0]) if rows else None
-        return None
+        return await self._get("cost_table", key)
 
     async def put(self, key: CostKey, table: dict[str, Any]) -> bool:
         """Store a table, plain JSON data, under this key; returns True if it was stored."""
-        row = (*astuple(key), time.time(), json.dumps(table, allow_nan=False))
-        with self._warning():
-            await asyncio.to_thread(make_private_directory, self._path.parent)
-            async with self._open() as db:
-                await db.execute_fetchall("INSERT OR REPLACE INTO cost_table VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            return True
-        return False
+        return await self._put("cost_table", key, table)
+
+    async def get_loss(self, key: CostKey) -> dict[str, Any] | None:
+        """What the model of this key loses in its precision; None as of `get`."""
+        return await self._get("precision_loss", key)
+
+    async def put_loss(self, key: CostKey, loss: dict[str, Any]) -> bool:
+        """Store a loss as `put` stores a table."""
+        return await self._put("precision_loss", key, loss)
 
     async def nearest(self, key: CostKey) -> CostKey | None:
         """The key of this model that differs in the fewest fields, which explains why there is no table."""
@@ -98,6 +102,21 @@ class CostTables:
         for revision, name in await self._run("SELECT revision, name FROM served_name"):
             names.setdefault(revision, set()).add(name)
         return names
+
+    async def _get(self, table: str, key: CostKey) -> dict[str, Any] | None:
+        rows = await self._run(f"SELECT value FROM {table} WHERE {_WHERE}", astuple(key))
+        with self._warning():
+            return _parsed(rows[0][0]) if rows else None
+        return None
+
+    async def _put(self, table: str, key: CostKey, value: dict[str, Any]) -> bool:
+        row = (*astuple(key), time.time(), json.dumps(value, allow_nan=False))
+        with self._warning():
+            await asyncio.to_thread(make_private_directory, self._path.parent)
+            async with self._open() as db:
+                await db.execute_fetchall(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            return True
+        return False
 
     async def _run(self, statement: str, parameters: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """The rows of a statement, all of text; none where there is no file, or it cannot be used."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.engine.model.checkpoint import default_name, resolve_model
     from penstock.engine.null import NullEngine
     from penstock.engine.packed_model import PackedModel, from_torch
+    from penstock.engine.precision_loss import PrecisionLoss, measure_loss
 
 # Imported at first use, so that importing this package imports no torch.
 _LAZY = {
@@ -24,6 +25,7 @@ _LAZY = {
     "GenerationModel": "loading.generation",
     "NullEngine": "null",
     "PackedModel": "packed_model",
+    "PrecisionLoss": "precision_loss",
     "ServedCells": "loading.cells",
     "Timing": "calibration",
     "choose_device": "device",
@@ -35,6 +37,7 @@ _LAZY = {
     "load_generation_model": "loading.generation",
     "load_served_cells": "loading.cells",
     "measure": "calibration",
+    "measure_loss": "precision_loss",
     "processor_name": "device",
     "resolve_model": "model.checkpoint",
     "warm_up": "calibration",
@@ -51,6 +54,7 @@ __all__ = [
     "PackedBatch",
     "PackedModel",
     "PipelinedEngine",
+    "PrecisionLoss",
     "ServedCells",
     "TaskOptions",
     "Timing",
@@ -63,6 +67,7 @@ __all__ = [
     "load_generation_model",
     "load_served_cells",
     "measure",
+    "measure_loss",
     "processor_name",
     "resolve_model",
     "warm_up",

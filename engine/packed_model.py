@@ -128,7 +128,7 @@ class PackedModel:
 
 
 def _cpu_encode(weights: EncoderWeights, precision: str) -> Encode:
-    encoder, dtype = prepare_in(precision, weights), CPU_DTYPES[precision]
+    (encoder, _), dtype = prepare_in(precision, weights), CPU_DTYPES[precision]
 
     def encode(batch: PackedBatch) -> Tensor:
         layout = sort_by_length(batch.cu_seqlens)

@@ -134,7 +134,7 @@ class ModelInfo:
 
     name: str  # the name requests use
     revision: str  # strong hash of the weights, head and configuration files: all that decides results but the dtype
-    dtype: str  # "float32", "bfloat16" or "float16": the arithmetic's precision
+    dtype: str  # "float32", "bfloat16", "float16" or "int8": the arithmetic's precision
     device: str  # "cpu", or the GPU's name
     vocab_size: int
     max_tokens: int  # longest sequence the model accepts, special tokens included
@@ -149,7 +149,13 @@ class ModelInfo:
     num_token_types: int | None = None  # rows of the table of token types; None: no table, and types are ignored
     int8_ranges: Int8Ranges | None = None  # of embeddings that are sent as one byte a value; None: they cannot be
     padded: bool = False  # whether a batch is padded to its longest sequence: its time follows count * longest
+    wider_layers: tuple[str, ...] = ()  # names of the matrices of an int8 model that are in more bits
     token_dim: int = 0  # length of a token's vector (embed_tokens, embed_all); 0: the model makes none
+
+    @property
+    def answers_revision(self) -> str:
+        """The revision that answers name. Eight bits are told apart: they differ by more than rounding does."""
+        return f"{self.revision}-int8" if self.dtype == "int8" else self.revision
 
     @property
     def request_tasks(self) -> list[str]:

@@ -104,7 +104,7 @@ class Pipeline:
         self.consumer = Consumer(
             self.cluster,
             self.topics,
-            GroupMember(settings.group_id, number, info.revision, settings.fetch_max_wait_ms, settings.drain_s),
+            GroupMember(settings.group_id, number, info.answers_revision, settings.fetch_max_wait_ms, settings.drain_s),
             received=self.fetched.put,
             revoked=revoked,
         )

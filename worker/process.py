@@ -19,6 +19,7 @@ from penstock.cache import ResponseCache
 from penstock.engine import Engine, NullEngine, PipelinedEngine
 from penstock.engine.errors import UnsupportedDevice
 from penstock.scheduler import LearnedCost
+from penstock.worker.auto_int8 import load_auto_int8
 from penstock.worker.batching.encoder_model import EncoderModel
 from penstock.worker.batching.stage import ServedModel
 from penstock.worker.batching.startup_costs import BUDGET_S, cost_for
@@ -89,7 +90,7 @@ def load(settings: ModelSettings) -> "Engine | GenerationModel | ServedCells":
     if settings.model == NULL_MODEL and settings.cells is None:
         return NullEngine(name=settings.served_name or NULL_MODEL)
     started = time.monotonic()
-    engine = load_model(settings)
+    engine = load_auto_int8(settings) if settings.dtype == "auto-int8" else load_model(settings)
     info = engine.info
     log.info(
         "model_loaded",

@@ -18,7 +18,8 @@ from penstock.worker.settings import WorkerSettings
 
 # Of a batch: sequences, and tokens. A GPU needs larger batches than a CPU to be busy.
 _CAPS: Mapping[str, tuple[int, int]] = {"cpu": (256, 1024), "cuda": (1024, 16_384)}
-_CHOSEN_HERE = {"device", "engine", "dtype"}  # where "auto" is an open value, as None is anywhere
+_CHOSEN_HERE = {"device", "engine", "dtype"}  # where these are open values, as None is anywhere
+_OPEN = ("auto", "auto-int8")
 
 
 class ResolvedSettings(WorkerSettings):
@@ -65,7 +66,7 @@ def open_settings(settings: WorkerSettings) -> set[str]:
 
 
 def _is_open(name: str, value: object) -> bool:
-    return value is None or (value == "auto" and name in _CHOSEN_HERE)
+    return value is None or (value in _OPEN and name in _CHOSEN_HERE)
 
 
 def _defaults(settings: WorkerSettings, info: ModelInfo, processes: int) -> Mapping[str, Mapping[str, Any]]:

@@ -40,6 +40,13 @@ def require_int8_products() -> None:
             f"dtype 'int8' needs oneDNN and a processor with AVX-512 VNNI; torch has {capability} here, "
             f"{'with' if HAS_ONEDNN else 'without'} oneDNN. Use auto, float32 or bfloat16."
         )
+    from numba import config  # numba takes half a second to load
+
+    if config.DISABLE_JIT:
+        raise UnsupportedDevice(
+            "dtype 'int8' needs loops that numba compiles, which NUMBA_DISABLE_JIT turns off. Unset it, or use auto, "
+            "float32 or bfloat16."
+        )
     largest = torch.full((16, 256), 127, dtype=torch.int8)
     if (torch._int_mm(largest, -largest.t()) != -127 * 127 * 256).any():
         raise UnsupportedDevice(
@@ -64,7 +71,7 @@ class Int8Linear:
         width, depth = dense.weight.shape
         self._block = _block_of(depth)
         sizes = _positive(sizes.clamp(min=sizes.mean() * _LEAST_INPUT))
-        factors = (sizes / _positive(dense.weight.square().mean(dim=0).sqrt())).sqrt()
+        factors = (sizes / _positive(dense.weight.square().mean(dim=0).sqrt())).sqrt() * _signs(depth)
         self._factors = (1.0 / factors).numpy()
         smooth = dense.weight * factors
         integers, scales = _quantise(smooth, np.ones(depth, np.float32), self._block)
@@ -116,6 +123,11 @@ def _block_of(depth: int) -> int:
         if depth % block == 0:
             return block
     raise NoInt8(f"{depth} inputs are no multiple of {_BLOCKS[-1]}")
+
+
+def _signs(depth: int) -> Tensor:
+    """1 and -1 by chance, the same for each load. A Hadamard matrix alone gathers what inputs have in common."""
+    return torch.from_numpy(np.random.default_rng(0).choice(np.array([-1.0, 1.0], np.float32), depth))
 
 
 def _positive(sizes: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ A row's result does not depend on the other rows, bit for bit: `engine.model.row
 results for 7 rows than for 300. `tests/engine/test_batch_independence.py` looks at all of it.
 """
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -86,3 +87,22 @@ class PlainLinear:
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias).add_(residual)
+
+
+class RoundedLinear:
+    """A product in bfloat16 of rows in float32, to float32. Bias, residual and activation are in float32."""
+
+    def __init__(self, dense: Dense) -> None:
+        self._product = make_linear(replace(dense, bias=None, activation="identity"), torch.bfloat16)
+        self._bias = dense.bias
+        self._activation = dense.activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activate(self._multiply(x), self._activation)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._multiply(x).add_(residual)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        out = self._product(x.bfloat16()).float()
+        return out if self._bias is None else out.add_(self._bias)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +140,8 @@ def _load_packed(
     )
     if on_gpu:
         return _on_gpu(info, checkpoint.directory, weights, tail, heads)
-    encoder = prepare_in(precision, weights)
-    return CpuEngine(info, checkpoint.directory, encoder, arithmetic, tail, heads, threads)
+    encoder, wider = prepare_in(precision, weights)
+    return CpuEngine(replace(info, wider_layers=wider), checkpoint.directory, encoder, arithmetic, tail, heads, threads)
 
 
 def _require_embeddings(checkpoint: Checkpoint) -> None:

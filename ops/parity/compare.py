@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.ops.parity.calls import Answer, Call, answer_of, cosine, cosines, distance
+from penstock.engine.precision_loss import NEIGHBOURS, neighbours_kept
+from penstock.ops.parity.calls import Answer, Call, answer_of, cosine, distance
 from penstock.ops.parity.references import Reference
 from penstock.producer.errors import PenstockError, TooLong
 from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Row, Text
@@ -17,10 +17,21 @@ from penstock.producer.wire.messages import EMBEDDING_TASKS, Options, Row, Text
 _BOUNDS_OF_VECTORS = (1e-3, 1.41e-2, 4.47e-2)
 _BOUNDS = {"embed": _BOUNDS_OF_VECTORS, "embed_tokens": _BOUNDS_OF_VECTORS, "generate": (0.0, 0.1, 0.1)}
 _BOUNDS_OF_SCORES = (1e-4, 5e-3, 2e-2)
-_NEIGHBOURS = 10
 _TOGETHER = 32  # texts of one request
 
 Ask = Callable[[str, Sequence[Text], Options], Awaitable[Sequence[Row]]]  # one request: a row a text, or PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How far answers are from the reference's."""
+
+    distance: float  # the largest; of generated tokens the mean
+    worst: int  # text of the largest distance
+    cosine_min: float | None  # of vectors, also of tokens
+    cosine_mean: float | None  # of the texts' smallest
+    kept: float | None  # of vectors of texts: the part of the ten nearest that is the same; None: too few texts
+    labels_changed: int | None  # of classes: texts whose first label is another
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +45,7 @@ class Check:
     worst: int | None = None  # text of the largest distance
     cosine_min: float | None = None  # of vectors, also of tokens
     cosine_mean: float | None = None  # of the texts' smallest
-    theirs: float | None = None  # distance of transformers in the same arithmetic from the reference
+    theirs: Loss | None = None  # of transformers in 16 bits, where that is the arithmetic here or it is int8
     kept: float | None = None  # of vectors of texts: the part of the ten nearest that is the same; None: too few texts
     labels_changed: int | None = None  # of classes: texts whose first label is another
     fault: str = ""  # why it fails, where it is not the distance
@@ -138,27 +149,21 @@ class Comparison:
     ) -> Check:
         if not indices:
             return Check(what, 0, fault="no text has an answer of both sides")
-        distances = {index: distance(call.task, ours[index], want[index]) for index in indices}
-        total = _total(call, list(distances.values()))
-        theirs = None
-        if near:
-            theirs = _total(call, [distance(call.task, near[index], want[index]) for index in indices])
-        is_of_vectors = call.task in ("embed", "embed_tokens")
-        cosines = [cosine(ours[index], want[index]) for index in indices] if is_of_vectors else None
+        loss, theirs = _loss(call, indices, ours, want), _loss(call, indices, near, want) if near else None
         return Check(
             what,
             len(indices),
-            total,
+            loss.distance,
             self._bound(call, theirs),
-            max(distances, key=lambda index: distances[index]),
-            None if cosines is None else min(cosines),
-            None if cosines is None else float(np.mean(cosines)),
+            loss.worst,
+            loss.cosine_min,
+            loss.cosine_mean,
             theirs,
-            _kept(ours, want, indices) if call.task == "embed" else None,
-            _num_changed(ours, want, indices) if call.task == "classify" else None,
+            loss.kept,
+            loss.labels_changed,
         )
 
-    def _bound(self, call: Call, theirs: float | None) -> float:
+    def _bound(self, call: Call, theirs: Loss | None) -> float:
         exact, half, eighth = _BOUNDS.get(call.task, _BOUNDS_OF_SCORES)
         match self._dtype:
             case "float32":
@@ -166,22 +171,29 @@ class Comparison:
             case "int8":
                 return eighth
             case _:
-                return max(half, 2 * (theirs or 0.0))
+                return max(half, 2 * (0.0 if theirs is None else theirs.distance))
+
+
+def _loss(call: Call, indices: Sequence[int], got: dict[int, Answer], want: dict[int, Answer]) -> Loss:
+    distances = {index: distance(call.task, got[index], want[index]) for index in indices}
+    is_of_vectors = call.task in ("embed", "embed_tokens")
+    cosines = [cosine(got[index], want[index]) for index in indices] if is_of_vectors else None
+    return Loss(
+        _total(call, list(distances.values())),
+        max(distances, key=lambda index: distances[index]),
+        None if cosines is None else min(cosines),
+        None if cosines is None else float(np.mean(cosines)),
+        _kept(got, want, indices) if call.task == "embed" else None,
+        _num_changed(got, want, indices) if call.task == "classify" else None,
+    )
 
 
 def _kept(ours: dict[int, Answer], want: dict[int, Answer], indices: Sequence[int]) -> float | None:
     """The part of each text's nearest texts that is the same on both sides."""
     sides = [[np.asarray(answers[index], np.float64) for index in indices] for answers in (ours, want)]
-    if len(indices) <= _NEIGHBOURS or len({vector.shape for side in sides for vector in side}) > 1:
+    if len(indices) <= NEIGHBOURS or len({vector.shape for side in sides for vector in side}) > 1:
         return None
-    mine, theirs = (_nearest(np.stack(side)) for side in sides)
-    return float(np.mean([len(first & second) / _NEIGHBOURS for first, second in zip(mine, theirs, strict=True)]))
-
-
-def _nearest(vectors: npt.NDArray[np.float64]) -> list[set[int]]:
-    similar = cosines(vectors[:, None], vectors[None])
-    np.fill_diagonal(similar, -np.inf)
-    return [set(row.tolist()) for row in np.argsort(-similar, axis=1, kind="stable")[:, :_NEIGHBOURS]]
+    return neighbours_kept(*map(np.stack, sides))
 
 
 def _num_changed(ours: dict[int, Answer], want: dict[int, Answer], indices: Sequence[int]) -> int:

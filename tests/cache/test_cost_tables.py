@@ -36,6 +36,16 @@ async def test_a_second_table_replaces_the_first(tmp_path: Path) -> None:
     assert await tables.get(KEY) == {"other": 1}
 
 
+async def test_what_a_precision_loses_is_kept_beside_the_table_of_its_key(tmp_path: Path) -> None:
+    tables = CostTables(tmp_path / "costs")
+    await tables.put_loss(KEY, {"cosine": 0.9995})
+    assert await tables.get(KEY) is None
+    await tables.put(KEY, TABLE)
+    assert await tables.get_loss(KEY) == {"cosine": 0.9995}
+    assert await tables.get_loss(replace(KEY, revision="another")) is None
+    assert await tables.keys() == [KEY]
+
+
 @pytest.mark.parametrize("field", FIELDS)
 async def test_a_key_that_differs_in_anything_has_its_own_table(tmp_path: Path, field: str) -> None:
     tables = CostTables(tmp_path / "costs")

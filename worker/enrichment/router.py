@@ -184,7 +184,7 @@ class Router:
     def _own_headers(self) -> list[tuple[str, bytes]]:
         finished_ms = b"%d" % (time.time() * 1e3)
         info = self._info
-        return [(MODEL, info.name.encode()), (REVISION, info.revision.encode()), (FINISHED_MS, finished_ms)]
+        return [(MODEL, info.name.encode()), (REVISION, info.answers_revision.encode()), (FINISHED_MS, finished_ms)]
 
 
 def _made(

@@ -71,7 +71,7 @@ def encode_partial(
     row = read_generation_row(result)
     if sequence.request.message.text is not None and tokenizer is not None:
         row = dataclasses.replace(row, text=tokenizer.decode_part(row.tokens))
-    reply = Reply(info.name, info.revision, generations=(row,))
+    reply = Reply(info.name, info.answers_revision, generations=(row,))
     return encode_json_reply("generate", reply) if sequence.request.address.is_json else encode_reply(reply)
 
 
@@ -113,7 +113,7 @@ def _encode_json(
 def _encode(request: PendingRequest, info: ModelInfo, notes: bytes, tokenizer: Tokenizer | None) -> bytes:
     dtype = request.message.options.dtype
     if request.message.task == "embed" and dtype not in INT8_DTYPES:
-        return encode_vectors(info.name, info.revision, _results(request), dtype, notes)
+        return encode_vectors(info.name, info.answers_revision, _results(request), dtype, notes)
     return encode_reply(_reply(request, info, tokenizer), notes)
 
 
@@ -122,7 +122,7 @@ def _reply(request: PendingRequest, info: ModelInfo, tokenizer: Tokenizer | None
     results, dtype = _results(request), request.message.options.dtype
     if dtype in INT8_DTYPES:
         return _quantised(results, info, dtype)
-    return Reply(info.name, info.revision, **_rows(request, results, info, tokenizer))
+    return Reply(info.name, info.answers_revision, **_rows(request, results, info, tokenizer))
 
 
 def _results(request: PendingRequest) -> list[Float32Array]:
@@ -134,7 +134,9 @@ def _quantised(results: list[Float32Array], info: ModelInfo, dtype: str) -> Repl
     ranges = info.int8_ranges
     if ranges is None:
         raise RuntimeError(f"{dtype} vectors were computed without ranges. This is a bug.")
-    return Reply(info.name, f"{info.revision}-{ranges.digest}", vectors=ranges.quantised(np.stack(results), dtype))
+    return Reply(
+        info.name, f"{info.answers_revision}-{ranges.digest}", vectors=ranges.quantised(np.stack(results), dtype)
+    )
 
 
 def _rows(

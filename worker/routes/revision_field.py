@@ -18,7 +18,7 @@ class RevisionField(NamedTuple):
         """The field that settings ask for. Equal revisions are one checkpoint, whatever the names before them."""
         if settings.revision_field is None:
             return None
-        return cls(Pointer.parse(settings.revision_field).names[-1], model_text(info.name, info.revision))
+        return cls(Pointer.parse(settings.revision_field).names[-1], model_text(info.name, info.answers_revision))
 
 
 def model_text(name: str, revision: str) -> str:

@@ -32,6 +32,14 @@ def _echo(runs: Sequence[Mapping[str, Any]]) -> float:
     return statistics.median(float(run["requests_per_s"]) for run in runs)
 
 
+def _as_one_name(key: str) -> str:
+    return key.replace(",", "")
+
+
+def _of_int8(name: str) -> str:
+    return f"eight bits, {name}, texts per CPU second"
+
+
 def _engine(dtype: str, part: str) -> tuple[At | From, ...]:
     name, rates = f"engine {dtype}", f"{part}.requests_per_s"
     ours, theirs, floor = f"{name}, texts/s", f"{name}, sentence-transformers, texts/s", f"{name}, floor, texts/s"
@@ -61,6 +69,14 @@ SUITE = Suite(
         At("latency.*.latency_ms.p99", "latency *, p99, ms"),
         *[At(f"{part}.texts_per_s.*", f"labels {shape}, *, texts/s") for shape, part in LABELS.items()],
         From("labels *, times the pipeline", ("labels *, ours, texts/s", "labels *, pipeline, texts/s")),
+        At("int8.texts_per_cpu_s.*", "eight bits, *, texts per CPU second", statistics.median, (_as_one_name,)),
+        At("int8.cosine_to_float32.*.min", "eight bits, *, least cosine", keys=(_as_one_name,)),
+        At("int8.cosine_to_float32.*.mean", "eight bits, *, mean cosine", keys=(_as_one_name,)),
+        At("int8.neighbours_kept.*", "eight bits, *, of the ten nearest kept", keys=(_as_one_name,)),
+        *[
+            From(f"eight bits, int8 in {other}s", (_of_int8("int8"), _of_int8(other)))
+            for other in ("float32", "bfloat16", "ONNX Runtime int8", "OpenVINO int8")
+        ],
         At("null.echo.send", "echo, a record each, req/s", _echo),
         At("null.echo.batched", "echo, batches of records, req/s", _echo),
         At("null.requests_per_s.*", "null engine, *, req/s", statistics.median),
@@ -125,8 +141,22 @@ _OF_LABELS = Grid(
         "{labels *, times the pipeline}",
     ),
 )
+_OF_INT8 = Grid(
+    ["one thread", "texts per second of processor time", "least cosine to float32", "mean", "ten nearest kept"],
+    [
+        [
+            "*",
+            "{eight bits, *, texts per CPU second}",
+            "{eight bits, *, least cosine}",
+            "{eight bits, *, mean cosine}",
+            "{eight bits, *, of the ten nearest kept}",
+        ]
+    ],
+)
+_INT8_TIMES = Grid(["texts per second of processor time, times those of", "int8"], [["*", "{eight bits, int8 in *s}"]])
 TABLES = {
     "cpu-headline": Table(SUITE, PARTS, [HEADLINE]),
     "cpu-labels": Table(SUITE, [*LABELS.values()], [_OF_LABELS], apart=True),
+    "cpu-int8": Table(SUITE, ["int8"], [_OF_INT8, _INT8_TIMES]),
     "cpu-targets": Table(SUITE, PARTS, [Targets("cpu")]),
 }

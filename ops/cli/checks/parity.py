@@ -26,7 +26,7 @@ from penstock.worker.kafka.kafka_record import NO_TOPIC_ID
 
 if TYPE_CHECKING:
     from penstock.ops.cli.dead_letters.answerer import Answerer
-    from penstock.ops.parity.compare import Ask, Check
+    from penstock.ops.parity.compare import Ask, Check, Loss
     from penstock.ops.parity.references import Reference
     from penstock.producer.wire.messages import Options, Row, Text
 
@@ -38,10 +38,10 @@ _SHOWN_REFUSALS = 5
 class ParitySettings(Settings):
     """Settings of the comparison."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+    dtype: Literal["auto", "auto-int8", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto",
-        description="Arithmetic of penstock's side. auto: as a worker on this machine. A GPU has no float32 and no "
-        "int8, a CPU no float16.",
+        description="Arithmetic of penstock's side. auto, auto-int8: as a worker on this machine. A GPU has no float32 "
+        "and no int8, a CPU no float16.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where both sides run. auto: on a GPU if there is one and CuPy is installed."
@@ -80,9 +80,10 @@ def parity(
     distance is the length of the difference of two vectors, divided by the
     length of the reference's; of a vector for each token the largest; of scores
     and sparse weights the largest difference. In 16-bit arithmetic, twice what
-    transformers loses in it passes too; in int8 a cosine of 0.999 passes, and the
-    report also has how many of the ten nearest neighbours are kept and how many
-    texts have another label.
+    transformers loses in it passes too; in int8 a cosine of 0.999 passes, and
+    transformers in bfloat16 stands beside it. The report also has how many of the
+    ten nearest neighbours are kept and how many texts have another label, here
+    and in parentheses there.
 
     A text that one side refuses is reported with its reason, and not compared;
     so is a task to which the reference has no answer, such as embed_sparse of
@@ -137,10 +138,12 @@ async def _compare(settings: ParitySettings, model: str, *, as_json: bool) -> in
     if as_json:
         report = {"model": model, "dtype": info.dtype, "device": info.device, "reference": names, "passed": passed}
         lines = [asdict(check) | {"passed": check.passed} for check in checks]
-        print(json.dumps(report | {"not_compared": others, "checks": lines}))
+        print(json.dumps(report | {"wider_layers": info.wider_layers, "not_compared": others, "checks": lines}))
     else:
         no_reference = f"{', '.join(others)}: not compared: {names} has no such answer" if others else ""
         head = f"{model}, {info.dtype} on {info.device}, beside {names} in float32"
+        if info.wider_layers:
+            head += f"\nIn more bits: {', '.join(info.wider_layers)}"
         _show(checks, head, info.dtype, no_reference)
     return EXIT_OK if passed else EXIT_PROBLEM
 
@@ -149,8 +152,9 @@ async def _checks(
     settings: ParitySettings, answerer: "Answerer", reference: "Reference", beside: "Reference | None"
 ) -> AsyncIterator["Check"]:
     from penstock.ops.parity.compare import Check, Comparison, num_tokens
-    from penstock.ops.parity.texts import built_in_texts, read_texts
+    from penstock.ops.parity.texts import read_texts
     from penstock.producer.files import TableError
+    from penstock.worker.built_in_texts import built_in_texts
 
     if settings.texts is None:
         special = reference.tokenizer.all_special_tokens
@@ -228,17 +232,24 @@ def _missed_by(check: "Check") -> str:
 
 
 def _line(check: "Check", width: int, dtype: str) -> StyledText:
-    smallest, mean = ("" if cosine is None else f"{cosine:.6f}" for cosine in (check.cosine_min, check.cosine_mean))
+    least, mean = ("" if cosine is None else f"{cosine:.6f}" for cosine in (check.cosine_min, check.cosine_mean))
     worst = "" if check.worst is None else str(check.worst)
     numbers = f"{check.distance:9.1e} {check.bound:9.1e}" if check.worst is not None else " " * 19
-    line = StyledText(f"{check.what:<{width}}  {check.num_texts:>5,}  {smallest:>8}  {mean:>8} {numbers}  {worst:>10}")
+    line = StyledText(f"{check.what:<{width}}  {check.num_texts:>5,}  {least:>8}  {mean:>8} {numbers}  {worst:>10}")
     if check.theirs is not None:
-        line.append(f"  (transformers in {'bfloat16' if dtype == 'int8' else dtype}: {check.theirs:.1e})", style="dim")
-    if check.kept is not None:
-        line.append(f"  {100 * check.kept:.1f} % of neighbours kept", style="dim")
-    if check.labels_changed is not None:
-        line.append(f"  {check.labels_changed} labels changed", style="dim")
+        smallest = check.theirs.cosine_min
+        cosines = [] if smallest is None else [f"cos min {smallest:.6f}"]
+        theirs = ", ".join([f"{check.theirs.distance:.1e}", *cosines, *_changes(check.theirs)])
+        line.append(f"  (transformers in {'bfloat16' if dtype == 'int8' else dtype}: {theirs})", style="dim")
+    line.append("".join([f"  {change}" for change in _changes(check)]), style="dim")
     return line if check.passed else line.append(" missed", style="bold red")
+
+
+def _changes(loss: "Check | Loss") -> Iterator[str]:
+    if loss.kept is not None:
+        yield f"{loss.kept:.1%} of neighbours kept"
+    if loss.labels_changed is not None:
+        yield f"{loss.labels_changed} labels changed"
 
 
 def _refusals(checks: "Sequence[Check]") -> Iterator[str]:

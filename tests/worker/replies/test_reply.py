@@ -71,6 +71,19 @@ def test_signs_of_vectors_are_packed_as_sentence_transformers_does(
     np.testing.assert_array_equal(reply.vectors, expected)
 
 
+@pytest.mark.parametrize("vectors", ["float32", "int8"])
+def test_answers_computed_in_int8_name_a_revision_of_their_own(
+    info: ModelInfo, make_sequences: MakeSequences, vectors: Literal["float32", "int8"], tmp_path: Path
+) -> None:
+    """So that no call and no job mixes them with others."""
+    np.save(tmp_path / "ranges.npy", np.stack([-np.ones(2, np.float32), np.ones(2, np.float32)]))
+    asked = replace(info, int8_ranges=read_int8_ranges(tmp_path / "ranges.npy", 2))
+    [sequence] = make_sequences([1], options=Options(dtype=vectors))
+    sequence.settle([np.array([0.5, -0.5], np.float32)])
+    revisions = {dtype: reply_to(sequence, replace(asked, dtype=dtype)).revision for dtype in ("float32", "int8")}
+    assert revisions["int8"] == revisions["float32"].replace(info.revision, f"{info.revision}-int8")
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_values_are_one_byte_as_sentence_transformers_makes_them_with_ranges(
     info: ModelInfo, make_sequences: MakeSequences, dtype: Literal["int8", "uint8"], tmp_path: Path

@@ -1,6 +1,7 @@
 """The field that names the model of a result, in every format: beside the result, and null where that is null."""
 
 import json
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -47,6 +48,12 @@ def test_in_json_both_fields_follow_the_bytes_of_the_record(document: dict[str, 
     written = route(result_field="v", revision_field="made by").format.write(value, VECTOR)
     assert written.startswith(value[:-1])
     assert json.loads(written) == document | {"v": [0.5, -2.0], "made by": MODEL}
+
+
+def test_results_of_int8_are_told_apart() -> None:
+    settings = RouteSettings(input_topic="in", output_topic="out", text="/a", result_field="v", revision_field="by")
+    found = RevisionField.of(settings, replace(INFO, dtype="int8"))
+    assert found == RevisionField("by", f"{MODEL}-int8")
 
 
 def test_in_a_change_event_it_is_beside_the_result_and_follows_it_to_null() -> None:
