@@ -19,7 +19,7 @@ CPU = BenchSuite(
     parts={
         "engine": Part(f"{_BENCH}.cpu.part_engine:run", 150, ("float32",)),
         "engine-bf16": Part(f"{_BENCH}.cpu.part_engine:run", 150, ("bfloat16",)),
-        "int8": Part(f"{_BENCH}.cpu.part_int8:run", 200),
+        "int8": Part(f"{_BENCH}.cpu.part_int8:run", 600),
         "end-to-end": Part(f"{_BENCH}.cpu.part_kafka:run_end_to_end", 300),
         "latency": Part(f"{_BENCH}.cpu.part_kafka:run_latency", 300),
         "labels-minilm": Part(f"{_BENCH}.cpu.part_labels:run", 80, ("MiniLM-L6",)),

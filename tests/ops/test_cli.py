@@ -181,7 +181,7 @@ class TestBadUsage:
             (
                 ["worker", "--model", "m", "--dtype", "int4"],
                 {},
-                "'auto', 'float32', 'bfloat16', 'float16' or 'int8'. Given: 'int4'",
+                "'auto', 'auto-int8', 'float32', 'bfloat16', 'float16' or 'int8'. Given: 'int4'",
             ),
             (
                 ["worker", "--model", "m", "--reply-topics", "("],

@@ -263,6 +263,7 @@ def test_a_resolved_setting_is_never_open() -> None:
     may_be_open |= {"chunk_tokens", "revision_field", "output_format"}
     may_be_open |= {"log_file", "cells", "state_slots", "page_memory_mib"}  # of models that run step by step
     open_settings = {name for name, value in settings if value in (None, "auto")}
+    assert resolve(make(model="m", dtype="auto-int8"), GPU).dtype == GPU.dtype
     security = {name for name in KafkaSettings.model_fields if name.startswith(("sasl_", "ssl_"))}
     security |= {name for name in RegistrySettings.model_fields if name.startswith("schema_registry_")}
     assert open_settings <= may_be_open | security

@@ -33,15 +33,21 @@ _FUNCTIONS = (
 
 @cache
 def load_kernels() -> Any:
-    """The kernels by their names: at once where an earlier process kept them, else within seconds."""
+    """The kernels by their names: at once where an earlier process kept them, else within seconds, and kept anew."""
     try:
         return _compiled(cache=True)
-    except Exception:  # of numba's cache: no folder, one that is full or read-only, or files that are damaged or old
+    except Exception:  # of numba's cache: files that are damaged or old
+        pass
+    try:
+        return _compiled(cache=True, anew=True)
+    except Exception:  # no folder, one that is full or read-only
         return _compiled(cache=False)
 
 
-def _compiled(*, cache: bool) -> Any:
+def _compiled(*, cache: bool, anew: bool = False) -> Any:
     kernels = SimpleNamespace(**{function.__name__: njit(function, cache=cache) for function in _FUNCTIONS})
+    for kernel in vars(kernels).values() if anew else ():
+        kernel.recompile()  # of none, before the first call: it empties the cache
     _exercise(kernels)
     return kernels
 
