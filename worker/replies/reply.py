@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.engine.cells.emissions import split
-from penstock.engine.types import Emission, Float32Array, ModelInfo, entailment_of
+from penstock.engine.types import Emission, Float32Array, ModelInfo
 from penstock.producer.tokenization import Tokenizer
 from penstock.producer.wire.codec import encode_reply, encode_shared_notes, encode_vectors, own_notes
 from penstock.producer.wire.json_codec import encode_json_reply
@@ -16,9 +15,7 @@ from penstock.producer.wire.messages import (
     BIT_DTYPES,
     INT8_DTYPES,
     REQUEST_TOKENS,
-    Classification,
     Generation,
-    Options,
     Reply,
     Row,
     TokenTable,
@@ -27,6 +24,7 @@ from penstock.producer.wire.messages import (
 from penstock.producer.wire.reply_rows import sign_bits
 from penstock.producer.wire.sequence_codec import EmissionColumn, EmissionTable
 from penstock.worker.batching.batch import BatchStats
+from penstock.worker.replies.classes import best, classes, classes_by_labels
 from penstock.worker.replies.embeddings import all_embeddings, sparse_table, token_vectors
 from penstock.worker.requests.request import PendingRequest, StageTimes
 from penstock.worker.requests.sequence_block import SequenceBlock
@@ -154,9 +152,9 @@ def _rows(
         case "embed_all":
             return all_embeddings(results, info, options)
         case "classify" if options.labels is not None:
-            return {"classes": _by_labels(np.stack(results), info, options)}
+            return {"classes": classes_by_labels(np.stack(results), info.labels, options)}
         case "classify":
-            return {"classes": _classify(np.stack(results), info.labels, options.most_labels)}
+            return {"classes": classes(np.stack(results), info.labels, options.most_labels)}
         case "rerank":
             return {"scores": tuple([float(result[0]) for result in results])}
         case "token_classify":
@@ -193,48 +191,11 @@ def _emissions(results: list[Float32Array], emissions: Sequence[Emission]) -> Em
     return EmissionTable(len(rows), {name: column for name, column in columns.items() if len(column.values)})
 
 
-def _classify(scores: Float32Array, labels: tuple[str, ...], top_k: int) -> tuple[Classification, ...]:
-    best_first, best_scores = _best(scores, top_k)
-    return tuple(
-        [
-            Classification(tuple([labels[index] for index in row]), tuple(row_scores))
-            for row, row_scores in zip(best_first.tolist(), best_scores.tolist(), strict=True)
-        ]
-    )
-
-
-def _by_labels(logits: Float32Array, info: ModelInfo, options: Options) -> tuple[Classification, ...]:
-    """Of the logits of each text's pairs, one for each label of the request.
-
-    The scores are those of transformers' zero-shot-classification. Of several labels one holds: the softmax of their
-    entailment. Otherwise each is scored against contradiction, for which transformers takes the first class, whatever
-    its name, or the last one if the first is entailment.
-    """
-    labels, entailment = options.labels, entailment_of(info.labels)
-    if labels is None or entailment is None:
-        raise RuntimeError("labels were asked for of a model without entailment. This is a bug.")
-    of_texts = logits.reshape(-1, len(labels), len(info.labels))
-    entailed = of_texts[..., entailment]
-    if options.multi_label or len(labels) == 1:
-        against = of_texts[..., -1 if entailment == 0 else 0]
-        scores = _softmax(np.stack((against, entailed), axis=-1))[..., 1]
-    else:
-        scores = _softmax(entailed)
-    return _classify(scores, labels, options.most_labels)
-
-
-def _softmax(logits: Float32Array) -> Float32Array:
-    """Over the last axis."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares: Float32Array = powers / powers.sum(axis=-1, keepdims=True)
-    return shares
-
-
 def _token_table(request: PendingRequest, results: list[Float32Array], labels: tuple[str, ...]) -> TokenTable:
     """Results come from the engine as [L, C] and from the cache flat."""
     options = request.message.options
     scores = np.concatenate([result.reshape(-1, len(labels)) for result in results])
-    best_first, best_scores = _best(scores, options.most_labels)
+    best_first, best_scores = best(scores, options.most_labels)
     return TokenTable(
         names=labels,
         lens=tuple([result.size // len(labels) for result in results]),
@@ -242,9 +203,3 @@ def _token_table(request: PendingRequest, results: list[Float32Array], labels: t
         scores=best_scores.astype(options.dtype, copy=False),
         spans=np.concatenate(request.spans) if request.spans else None,
     )
-
-
-def _best(scores: Float32Array, top_k: int) -> tuple[npt.NDArray[np.intp], Float32Array]:
-    """The `top_k` (0: all) best columns of each row, best first, and their scores: two arrays [rows, k]."""
-    best_first = np.argsort(-scores, axis=1, kind="stable")[:, : top_k or scores.shape[1]]
-    return best_first, np.take_along_axis(scores, best_first, axis=1)

@@ -3,19 +3,26 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import ZeroShotClassificationPipeline
 
 from penstock.engine.int8_ranges import read_int8_ranges
-from penstock.engine.types import ModelInfo
+from penstock.engine.types import ENTAIL, ModelInfo
 from penstock.producer.wire.codec import decode_reply, encode_reply
 from penstock.producer.wire.messages import Options, Reply
 from penstock.worker.batching.batch import BatchStats, Sums
 from penstock.worker.replies.reply import encode_replies
 from penstock.worker.requests.request import StageTimes
 from penstock.worker.requests.sequence_block import SequenceBlock
+from tests.examples import examples
+from tests.worker.conftest import sequence_maker
 
 MakeSequences = Callable[..., list[SequenceBlock]]
 
@@ -131,6 +138,34 @@ def test_equal_scores_keep_the_models_order(info: ModelInfo, make_sequences: Mak
     reply = reply_to(sequence, info)
     assert reply.classes is not None
     assert reply.classes[0].labels == info.labels
+
+
+@settings(max_examples=examples(150))
+@given(
+    rows=st.lists(st.sampled_from([(0.0, 0.0, 0.0), (0.0, 1.0, 0.0), (-30.0, 0.0, 30.0)]), min_size=1, max_size=40),
+    multi_label=st.booleans(),
+)
+def test_equal_scores_of_a_requests_labels_have_the_order_of_transformers(
+    rows: list[tuple[float, ...]], multi_label: bool
+) -> None:
+    """Whose order of equal scores is that of numpy on the processor, not the labels' own."""
+    names = tuple([f"label {i}" for i in range(len(rows))])
+    model = ModelInfo(
+        "tiny", "r1", "float32", "cpu", 9, 9, frozenset({ENTAIL}), 0, ("contradiction", "n", "entailment")
+    )
+    options = Options(labels=names, multi_label=multi_label, top_k=0)
+    [sequence] = sequence_maker()([1], task="classify", options=options)
+    sequence.request.settle(range(len(rows)), [vector(*row) for row in rows])
+    outputs = [
+        {"candidate_label": name, "sequence": "a text", "logits": torch.tensor([row])}
+        for name, row in zip(names, rows, strict=True)
+    ]
+    pipeline: Any = ZeroShotClassificationPipeline  # whose constructor would ask for a model
+    expected = pipeline.postprocess(SimpleNamespace(entailment_id=2), outputs, multi_label=multi_label)
+    reply = reply_to(sequence, model)
+    assert reply.classes is not None
+    assert list(reply.classes[0].labels) == expected["labels"]
+    np.testing.assert_allclose(reply.classes[0].scores, expected["scores"], atol=1e-6)
 
 
 def test_scores_of_pairs_are_numbers_in_the_requests_order(info: ModelInfo, make_sequences: MakeSequences) -> None:
