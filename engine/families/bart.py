@@ -160,11 +160,16 @@ def _read_stacks(
 
 
 def read_words(checkpoint: Checkpoint, prefix: str, stack: str) -> Tensor:
-    """The table of words of a stack, its own or the one it shares, scaled where the configuration says so."""
+    """The table of words of a stack, its own or, of tied ones, the shared, scaled where the configuration says so."""
     hidden = require_int(checkpoint.config, "d_model")
     names = (f"{prefix}{stack}.embed_tokens.weight", f"{prefix}shared.weight")
     if setting(checkpoint.config, "tie_word_embeddings", True):
         require_tied(checkpoint, names)
+    elif names[0] not in checkpoint.weights:
+        raise CheckpointError(
+            f"{checkpoint.directory}: tensor {names[0]!r} is missing, and tie_word_embeddings of config.json is false, "
+            "so transformers would fill it at random. Set it to true if the model has one table of words."
+        )
     name = first_name(checkpoint.weights, names)
     if setting(checkpoint.config, "scale_embedding", False):
         return checkpoint.weights.take_scaled(name, math.sqrt(hidden), -1, hidden)

@@ -215,4 +215,5 @@ def _activation(checkpoint: Checkpoint) -> tuple[str, bool]:
     name = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
     name = setting(config, "dense_act_fn", name)  # transformers' own name of it, which counts where both are there
     require_activation(name)
-    return name, setting(config, "is_gated_act", projection.startswith("gated-"))
+    is_gated = projection.startswith("gated-") and "is_gated_act" not in config  # which is false where it is null
+    return name, setting(config, "is_gated_act", is_gated)

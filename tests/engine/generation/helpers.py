@@ -54,7 +54,7 @@ _T5: dict[str, Any] = {
     "eos_token_id": EOS,
     "decoder_start_token_id": 0,
 }
-_CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
+CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bart": (transformers.BartConfig, _BART | {"scale_embedding": True}),
     "marian": (transformers.MarianConfig, _BART | {"scale_embedding": True, "activation_function": "swish"}),
     "marian-untied": (
@@ -68,7 +68,7 @@ _CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "t5-gated": (transformers.T5Config, _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": (transformers.MT5Config, _T5 | {"feed_forward_proj": "gated-gelu"}),
 }
-FAMILIES = tuple(_CONFIGS)
+FAMILIES = tuple(CONFIGS)
 
 # Requests of a mix: the lengths of their sources, and their options.
 LENGTHS = (1, 9, 24, 4)
@@ -85,7 +85,7 @@ SMALL = GeneratorLimits(num_pages=400, page_size=4, max_rows=64, max_source_toke
 
 def save_seq2seq(directory: Path, family: str, **changes: Any) -> Any:
     """A random model, saved as safetensors; returns the transformers model."""
-    kind, values = _CONFIGS[family]
+    kind, values = CONFIGS[family]
     torch.manual_seed(0)
     model = _AUTO_MODEL.from_config(kind(**(values | changes)))
     randomise(model, seed=7)
