@@ -186,3 +186,31 @@ async def test_what_no_reply_can_carry_is_the_error_of_its_sequence_alone(
             assert said in refused.message
         [cut] = await client.map("embed_sparse", ids=[large], options=Options(top_k=2, dtype="float16"))
         assert_same(cut, SparseVector(np.array([1, 2], np.uint32), np.array([1, 1], np.float16)))
+
+
+async def test_a_text_whose_vectors_no_reply_can_carry_does_no_harm_to_those_beside_it(
+    kafka: KafkaBroker, unique: Unique, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """In records that the worker takes together, and in one call; whoever makes tokens of the texts."""
+    model, directory = unique("bge-m3"), save_bge_m3(tmp_path)  # 160 bytes a token
+    worker = start_worker(kafka, model=directory, served_name=model, dtype="float32", max_reply_bytes=1024)
+    short, long, servers = "card", "my card is lost.", kafka.bootstrap_servers
+    async with (
+        Client(bootstrap_servers=servers, model=model) as client,
+        Client(bootstrap_servers=servers, model=model, tokenizer=directory) as tokenizing,
+    ):
+        await worker.ready()
+        for one in (client, tokenizing):
+            for call, task in ((one.embed_tokens, "embed_tokens"), (one.embed_all, "embed_all")):
+                asked: Any = [call([text]) for text in (short, long, short)]
+                found: list[Any] = list(await asyncio.gather(*asked, return_exceptions=True))
+                assert_too_large(found[1])
+                first, too_large, last = await one.map(task, [short, long, short])
+                assert_too_large(too_large)
+                for [row] in (found[0], found[2], [first], [last]):
+                    assert_same(row, found[0][0])
+
+
+def assert_too_large(error: object) -> None:
+    assert type(error) is InvalidRequest
+    assert "The vectors of 11 tokens would exceed 1,024 bytes; send at most" in error.message
