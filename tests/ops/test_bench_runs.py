@@ -41,8 +41,10 @@ def test_a_run_lies_under_suite_machine_time_and_commit_with_its_header(tmp_path
 
 def test_the_command_of_a_run_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--parts", "a b", "--output", "/home/me/runs", "--log=/var/tmp/x.log", "--lengths", "20/45"]
-    monkeypatch.setattr("sys.argv", ["/usr/bin/penstock", *given])
-    assert begin("cpu", MACHINE)["command"].endswith("--parts 'a b' --output runs --log=x.log --lengths 20/45")
+    monkeypatch.setattr("sys.argv", ["/usr/bin/penstock", *given, "--url-prefix", "/v1", "--path=/none-such/v1"])
+    assert begin("cpu", MACHINE)["command"].endswith(
+        "--parts 'a b' --output runs --log=x.log --lengths 20/45 --url-prefix /v1 --path=/none-such/v1"
+    )
 
 
 def test_a_gpu_names_its_machine_and_a_changed_checkout_its_commit(tmp_path: Path) -> None:

@@ -132,9 +132,10 @@ def _load() -> list[float]:
 
 
 def _without_folders(argument: str) -> str:
-    """A path of this machine by its last name alone, also behind an option's `=`."""
+    """A path of this machine by its last name alone, also behind an option's `=`. That of a URL stays."""
     option, sign, value = argument.rpartition("=")
-    return f"{option}{sign}{Path(value).name}" if value.startswith("/") else argument
+    is_of_machine = value.startswith("/") and Path(*Path(value).parts[:2]).exists()
+    return f"{option}{sign}{Path(value).name}" if is_of_machine else argument
 
 
 def _program() -> str:
