@@ -29,7 +29,7 @@ DTYPE = torch.float16
 MAX_FLOOR_TOKENS = 32_768
 _FIRST_ID = 1000  # below it are BERT's special and unused tokens
 _OPTIONS = TaskOptions("embed")
-_INITIALIZER_RANGE = 0.04  # twice the usual, at which attention is nearly uniform
+INITIALIZER_RANGE = 0.04  # twice the usual, at which attention is nearly uniform
 _MAX_POSITIONS = 1024
 _ORDINARY = torch.inference_mode(False)  # parts run in inference mode, whose tensors cannot be moved in place
 
@@ -49,7 +49,7 @@ class Bench(DeviceBench):
     @_ORDINARY
     def reference(self) -> nn.Module:
         """transformers' 12 layers of 768, 12 heads, erf GELU: float32, on the CPU."""
-        config = transformers.BertConfig(max_position_embeddings=_MAX_POSITIONS, initializer_range=_INITIALIZER_RANGE)
+        config = transformers.BertConfig(max_position_embeddings=_MAX_POSITIONS, initializer_range=INITIALIZER_RANGE)
         make: Any = transformers.BertModel
         torch.manual_seed(self.seed)
         return make(config, add_pooling_layer=False).eval().requires_grad_(False)  # type: ignore[no-any-return]

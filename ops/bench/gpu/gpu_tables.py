@@ -47,6 +47,14 @@ def _shapes(record: Record) -> Measures:
     return found
 
 
+def _cosines(record: Record) -> Measures:
+    found: dict[str, float] = {}
+    for name, one in results(record).get("cosines", {}).get("shapes", {}).items():
+        found[f"cosines, {name}, between requests"] = one["between"]
+        found |= {f"cosines, {name}, {who}, least": one[who]["min"] for who in (OURS, SDPA)}
+    return found
+
+
 _KERNEL, _ATTENTION = "kernels.rows.[kernel,tokens]", "kernels.attention.[tokens,lengths]"
 _THOUSANDS = "{:,}".format
 GPU = Suite(
@@ -54,6 +62,7 @@ GPU = Suite(
     (
         _single,
         _shapes,
+        _cosines,
         At("labels.texts_per_s.*", "8 labels a text, DeBERTa-v3-base, *, texts/s"),
         At(f"{_KERNEL}.share_of_copy", "kernel, *, * tokens, share of the copy", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.us", "kernel, *, * tokens, µs", keys=(str, _THOUSANDS)),

@@ -46,7 +46,7 @@ def run(bench: Bench, name: str) -> dict[str, Any]:
         model: nn.Module = make.from_config(SHAPES[name]()).eval().requires_grad_(False)
         weights = weights_of(model)
         sdpa = model.to(DTYPE)
-    engine = _engine(name, weights)
+    engine = engine_of(name, weights)
     floor_s = _BATCHES * once_of(_floor(bench, weights).graph(BATCH_TOKENS)) / 1e3
     loads = []
     for low, high in RANGES:
@@ -74,7 +74,7 @@ def once_of(work: Work, rounds: int = _ROUNDS) -> float:
     return statistics.median(once_ms(work) for _ in range(rounds))
 
 
-def _engine(name: str, weights: EncoderWeights) -> GpuEngine:
+def engine_of(name: str, weights: EncoderWeights) -> GpuEngine:
     """As `load_engine` makes it of a checkpoint whose vectors are means."""
     encoder = GpuEncoder(weights, DTYPE)
     most = weights.max_tokens or RANGES[-1][1]
