@@ -47,7 +47,8 @@ def replay(
     Of a route, the newest record of each key, and all without keys, are
     enriched again beside live ones, by workers with --accept-replays. The
     command ends when their group has finished them, and each key has the
-    result of its newest record. After an interruption, --resume goes on.
+    result of its newest record. After an interruption, --resume goes on; the
+    exit code is 0 also where nothing is left.
 
     Exit code 1: there is no record, or the broker refused some. 2: there is no such topic or partition.
     """

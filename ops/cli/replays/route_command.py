@@ -90,7 +90,7 @@ async def _replay(
             await run.recall()
         with progress_bar(f"Reading {topics.source}") as show:
             await run.survey(show)
-        if execute and run.num_wanted:
+        if execute and (run.num_wanted or run.is_resumed):  # what a last run has sent may not be finished yet
             with progress_bar(f"Enriching {topics.source} again") as show:
                 await run.run(group, show)
         return await _finish(run, sender, topics, execute=execute, as_json=as_json)
@@ -134,6 +134,9 @@ async def _finish(run: RouteReplay, sender: RecordSender, topics: ReplayTopics, 
         )
     if run.num_again:
         say(f"{run.num_again:,} were sent because they came while an older one of their key was enriched again.")
+    if not run.num_wanted and run.is_resumed:
+        say(f"Nothing is left: the last run has sent all{', and the group has finished it' if execute else ''}.")
+        return code
     if not run.num_wanted:
         say("No record matches.")
         return EXIT_PROBLEM

@@ -63,6 +63,7 @@ class RouteReplay:
         self._run = b"%d" % (time.time() * 1e3)
         self._finished_at = time.monotonic()  # when the group has last finished something
         self.num_read = self.num_wanted = self.num_done = self.num_again = 0
+        self.is_resumed = False  # whether `recall` has found a run
 
     async def recall(self) -> None:
         """Go on with the last run: learn what it has sent. Called first, or not at all."""
@@ -81,7 +82,7 @@ class RouteReplay:
             if partition in self._parts:
                 self._parts[partition].replay.note_sent(key, offset, at, now)
         if run:
-            self._run = b"%d" % run
+            self._run, self.is_resumed = b"%d" % run, True
 
     async def survey(self, show: Show) -> None:
         """Read the topic once, up to its present ends."""
