@@ -17,6 +17,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu.choice import AttentionKernel, LongAttention
 from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.kernels import long_attention as long
+from penstock.engine.kernels import long_disentangled as positions
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
 from penstock.engine.kernels.packed_attention import distance_table, packed_attention, windowed_attention
 from penstock.engine.kernels.short_attention import short_attention
@@ -49,10 +50,11 @@ class AttentionTables:
     heads: Heads
     distance_biases: Mapping[int, Tensor]  # `distance_table` of each `DistanceAttention`, by its id()
     relative_rows: Tensor | None  # int32 [2 * max_tokens - 1]: row of DeBERTa's tables for each distance
+    relative: Mapping[int, tuple[Tensor, Tensor]]  # `by_distance` of each `DisentangledAttention`'s two, by its id()
 
     @classmethod
-    def of(cls, encoder: Encoder[Any], device: torch.device) -> "AttentionTables":
-        """Of an encoder that was prepared for the device."""
+    def of(cls, encoder: Encoder[Any], device: torch.device, long: LongAttention | None = None) -> "AttentionTables":
+        """Of an encoder that was prepared for the device. long: of `prepare_long`."""
         rows, kind, scale = None, encoder.layers[0].attention, 1.0 / math.sqrt(encoder.heads.dim)
         attentions = {id(layer.attention): layer.attention for layer in encoder.layers}
         biases = {
@@ -63,7 +65,10 @@ class AttentionTables:
         if isinstance(kind, DisentangledAttention) and encoder.max_tokens is not None:
             table = relative_rows(encoder.max_tokens, kind.num_buckets, kind.max_distance)
             rows = torch.from_numpy(table).to(device)
-        return cls(encoder.heads, biases, rows)
+        relative = {}
+        if rows is not None and long is not None:
+            relative = {key: _by_distance(one, rows) for key, one in attentions.items()}
+        return cls(encoder.heads, biases, rows, relative)
 
 
 def prepare_long(
@@ -72,24 +77,41 @@ def prepare_long(
     """Compile and load `long_attention` if a layer may use it: for every batch that may. Returns which do, or None.
 
     attentions: of all layers. `windowed_attention`, in layers with a window, follows the same plan of 128 queries.
+    Disentangled ones have `long_disentangled` instead.
     """
-    causal = {_is_causal(attention) for attention in attentions if _has_no_window(attention)}
-    if not causal or device.type != "cuda":
+    if device.type != "cuda":
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
-    if not long.supports(heads.dim, index):
+    try:
+        if all(map(_has_both_terms, attentions)):
+            return _prepare_disentangled(heads, dtype, index)
+        return _prepare_plain(attentions, heads, dtype, index)
+    except UnsupportedDevice as error:
+        log.warning("long_attention_off", error=str(error).partition("\n")[0])
+        return None
+
+
+def _prepare_disentangled(heads: Heads, dtype: torch.dtype, index: int) -> LongAttention | None:
+    if not positions.supports(heads.dim, index):
+        return None
+    chosen = LongAttention.of_disentangled()
+    positions.prepare(dtype, index)
+    return chosen
+
+
+def _prepare_plain(
+    attentions: Sequence[Attention], heads: Heads, dtype: torch.dtype, index: int
+) -> LongAttention | None:
+    causal = {_is_causal(attention) for attention in attentions if _has_no_window(attention)}
+    if not causal or not long.supports(heads.dim, index):
         return None
     has_windows = not all(map(_has_no_window, attentions))
     has_own_plan = heads.dim == 64 and causal == {False} and not has_windows
     kernel = AttentionKernel.LONG_192 if has_own_plan else AttentionKernel.LONG_128
     if causal == {True}:
         kernel = AttentionKernel.LONG_CAUSAL
-    try:
-        for is_causal in causal:
-            long.prepare(heads.dim, _QUERIES[kernel], is_causal, dtype, index)
-    except UnsupportedDevice as error:
-        log.warning("long_attention_off", error=str(error).partition("\n")[0])
-        return None
+    for is_causal in causal:
+        long.prepare(heads.dim, _QUERIES[kernel], is_causal, dtype, index)
     return LongAttention.of(kernel, heads.dim, is_causal=True in causal, has_windows=has_windows)
 
 
@@ -122,6 +144,9 @@ def attend(out: Tensor, qkv: Tensor, attention: Attention, inputs: Inputs, table
             packed_attention(out, qkv, plan, num_heads, scale, queries, bias)
         case AttentionKernel.DISENTANGLED, DisentangledAttention():
             _disentangled(out, qkv, attention, inputs, tables)
+        case AttentionKernel.LONG_DISENTANGLED, DisentangledAttention():
+            kr, qr = tables.relative[id(attention)]
+            positions.long_disentangled(out, qkv, plan, num_heads, kr, qr, _disentangled_scale(attention, heads))
         case AttentionKernel.FLASH, PlainAttention() | RotaryAttention():
             return _flash(qkv, attention, inputs, heads)
         case _:
@@ -159,8 +184,26 @@ def _disentangled(
         attention.key_positions,
         attention.query_positions,
         tables.relative_rows,
-        1.0 / math.sqrt(attention.num_terms * tables.heads.dim),
+        _disentangled_scale(attention, tables.heads),
     )
+
+
+def _disentangled_scale(attention: DisentangledAttention, heads: Heads) -> float:
+    return 1.0 / math.sqrt(attention.num_terms * heads.dim)
+
+
+def _has_both_terms(attention: Attention) -> bool:
+    is_disentangled = isinstance(attention, DisentangledAttention)
+    return is_disentangled and attention.key_positions is not None and attention.query_positions is not None
+
+
+def _by_distance(attention: Attention, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """For `long_disentangled`, of a layer that `prepare_long` found to have both terms."""
+    match attention:
+        case DisentangledAttention(key_positions=Tensor() as key, query_positions=Tensor() as query):
+            return positions.by_distance(key, rows), positions.by_distance(query, rows)
+        case _:
+            raise RuntimeError(f"{type(attention).__name__} has no two terms of distances. This is a bug.")
 
 
 def _flash(qkv: Tensor, attention: PlainAttention | RotaryAttention, inputs: Inputs, heads: Heads) -> Tensor:

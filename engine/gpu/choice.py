@@ -36,7 +36,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import disentangled_attention, packed_attention, rotate, short_attention
+from penstock.engine.kernels import (
+    disentangled_attention,
+    long_disentangled,
+    packed_attention,
+    rotate,
+    short_attention,
+)
 from penstock.engine.model.weights import (
     Attention,
     DisentangledAttention,
@@ -53,6 +59,7 @@ _SHORT_TOKENS, _SHORT_ROWS = 64, 2048
 _ROWS_THAT_FILL = 2816
 # Batches whose longest sequence has more tokens gain from Hopper's tensor cores. Powers of two, as buckets round it.
 _WIDE_HEADS, _LONG_TOKENS_OF_WIDE, _LONG_TOKENS, _LONG_TOKENS_CAUSAL = 128, 64, 256, 512
+_LONG_TOKENS_DISENTANGLED = 128
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
 
@@ -65,6 +72,7 @@ class AttentionKernel(Enum):
     LONG_192 = "long, 192 queries a block"
     LONG_CAUSAL = "long and causal, 128 queries a block"
     DISENTANGLED = "disentangled"
+    LONG_DISENTANGLED = "long and disentangled, 192 queries a block"
     FLASH = "flash"
 
 
@@ -84,6 +92,11 @@ class LongAttention(NamedTuple):
         of_narrow = _LONG_TOKENS_CAUSAL if is_causal else _LONG_TOKENS
         tokens = _LONG_TOKENS_OF_WIDE if head_dim >= _WIDE_HEADS else of_narrow
         return cls(kernel, tokens, _ROWS_THAT_FILL if has_windows else 0)
+
+    @classmethod
+    def of_disentangled(cls) -> "LongAttention":
+        """For layers with both terms."""
+        return cls(AttentionKernel.LONG_DISENTANGLED, _LONG_TOKENS_DISENTANGLED, 0)
 
     def gains(self, max_seqlen: int, rows: int) -> bool:
         """Whether the kernel is faster for batches of this longest sequence and so many rows, and supports them."""
@@ -107,9 +120,8 @@ def choose_kernel(
     """
     if isinstance(attention, DistanceAttention):
         shared_bytes -= packed_attention.table_bytes(attention.bias)
-    packed = _packed(head_dim, max_seqlen, rows, shared_bytes)
-    if long is not None and long.gains(max_seqlen, rows):
-        packed = long.kernel
+    for_long = long.kernel if long is not None and long.gains(max_seqlen, rows) else None
+    packed = for_long or _packed(head_dim, max_seqlen, rows, shared_bytes)
     match attention:
         case PlainAttention():
             return _short(head_dim, max_seqlen, rows) or packed or _flash(head_dim)
@@ -119,7 +131,7 @@ def choose_kernel(
             short = _short(head_dim, max_seqlen, rows) if max_seqlen <= seen_whole else None
             return short or packed or _flash(head_dim)
         case DisentangledAttention() if disentangled_attention.supports(head_dim):
-            return AttentionKernel.DISENTANGLED
+            return for_long or AttentionKernel.DISENTANGLED
         case DistanceAttention() | RotaryAttention() | DisentangledAttention():
             name = type(attention).__name__
             if max_seqlen > packed_attention.MAX_SEQLEN:
@@ -186,6 +198,7 @@ _PLANS = {
             (AttentionKernel.LONG_128, 128),
             (AttentionKernel.LONG_192, 192),
             (AttentionKernel.LONG_CAUSAL, 128),
+            (AttentionKernel.LONG_DISENTANGLED, long_disentangled.QUERIES),
         )
     },
 }

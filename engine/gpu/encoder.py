@@ -49,18 +49,19 @@ class GpuEncoder:
         self.device = encoder.embeddings.words.device  # "cuda" with its index
         self.dtype = dtype
         shared_bytes = block_shared_bytes(self.device)
+        long = prepare_long([layer.attention for layer in encoder.layers], encoder.heads, dtype, self.device)
         self._kernel_for = partial(
             choose_kernel,
             encoder.layers[0].attention,
             encoder.heads.dim,
             shared_bytes=shared_bytes,
             seen_whole=longest_seen_whole(encoder),
-            long=prepare_long([layer.attention for layer in encoder.layers], encoder.heads, dtype, self.device),
+            long=long,
         )
         self._kernel_for(
             encoder.max_tokens or 1, 1
         )  # raises here, instead of in the first batch, if there is no kernel
-        self._tables = AttentionTables.of(encoder, self.device)
+        self._tables = AttentionTables.of(encoder, self.device, long)
         self._products = Products.on(self.device, dtype, weights.hidden_size, epilogues_of(encoder))
         self._embeddings = encoder.embeddings
         types = encoder.embeddings.token_types

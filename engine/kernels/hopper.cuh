@@ -42,6 +42,12 @@ __device__ __forceinline__ void load_box(unsigned to, const TensorMap& map, int 
         ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
 
+// To L2 alone.
+__device__ __forceinline__ void prefetch_box(const TensorMap& map, int column, int row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row)
+                 : "memory");
+}
+
 // Tensor cores
 
 // Rows of 128 bytes, swizzled; groups of eight rows follow each other.

@@ -1,4 +1,7 @@
-"""Disentangled attention on a GPU, against float64, torch in the same precision, and transformers' own module."""
+"""Disentangled attention on a GPU, against float64, torch in the same precision, and transformers' own module.
+
+By both kernels: the one for every device, and that of long sequences on Hopper.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +14,8 @@ from torch import Tensor
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from penstock.engine.kernels.disentangled_attention import disentangled_attention
+from penstock.engine.kernels.long_disentangled import QUERIES, by_distance, long_disentangled
+from penstock.engine.kernels.packed_attention import plan_capacity, plan_items
 from penstock.engine.model.positions import relative_rows
 from tests.gpu.references import (
     HALVES,
@@ -30,6 +35,14 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300, 512)
 BUCKETS, POSITIONS = 256, 512  # as published
 REACH = 1024
 TERMS = (("c2p", "p2c"), ("c2p",), ("p2c",))
+LONG = pytest.param(
+    True,
+    id="long",
+    marks=pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs Hopper"
+    ),
+)
+each_kernel = pytest.mark.parametrize("is_long", [pytest.param(False, id="any"), LONG])
 
 
 class Layer(NamedTuple):
@@ -40,10 +53,35 @@ class Layer(NamedTuple):
     qr: Tensor | None
     table: Tensor
     scale: float
+    is_long: bool = False
+
+
+def plan_of(cu_seqlens: np.ndarray, capacity: int | None = None) -> Tensor:
+    """Of the long kernel."""
+    if capacity is None:
+        capacity = plan_capacity(int(cu_seqlens[-1]), len(cu_seqlens) - 1, QUERIES)
+    return torch.from_numpy(plan_items(cu_seqlens, capacity, QUERIES)).cuda()
+
+
+def embeddings_by_distance(layer: Layer) -> tuple[Tensor, Tensor]:
+    """For the long kernel."""
+    assert layer.kr is not None
+    assert layer.qr is not None
+    return by_distance(layer.kr, layer.table), by_distance(layer.qr, layer.table)
+
+
+def launch_long(layer: Layer, out: Tensor, qkv: Tensor, plan: Tensor) -> None:
+    long_disentangled(out, qkv, plan, layer.heads, *embeddings_by_distance(layer), layer.scale)
 
 
 def make_layer(
-    heads: int, head_dim: int, dtype: torch.dtype, terms: Sequence[str] = TERMS[0], buckets: int = BUCKETS
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    terms: Sequence[str] = TERMS[0],
+    buckets: int = BUCKETS,
+    *,
+    is_long: bool = False,
 ) -> Layer:
     generator = torch.Generator("cuda").manual_seed(heads + head_dim)
 
@@ -53,12 +91,15 @@ def make_layer(
 
     table = torch.from_numpy(relative_rows(REACH, buckets, POSITIONS)).cuda()
     scale = 1 / math.sqrt(head_dim * (1 + len(terms)))
-    return Layer(heads, embeddings("c2p"), embeddings("p2c"), table, scale)
+    return Layer(heads, embeddings("c2p"), embeddings("p2c"), table, scale, is_long)
 
 
 def run(layer: Layer, qkv: Tensor, cu_seqlens: np.ndarray, max_seqlen: int | None = None) -> Tensor:
     longest = max(1, int(np.diff(cu_seqlens).max())) if max_seqlen is None else max_seqlen
     out = untouched(qkv)
+    if layer.is_long:
+        launch_long(layer, out, qkv, plan_of(cu_seqlens))
+        return out
     cu_seqlens_device = torch.from_numpy(cu_seqlens).cuda()
     disentangled_attention(
         out, qkv, cu_seqlens_device, longest, layer.heads, layer.kr, layer.qr, layer.table, layer.scale
@@ -89,14 +130,19 @@ def compare(layer: Layer, out: Tensor, qkv: Tensor, cu_seqlens: np.ndarray) -> n
     return errors(lambda rows: torch_attention(layer, rows), out, qkv, cu_seqlens)
 
 
-@pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("head_dim", [32, 64])
+@pytest.mark.parametrize(
+    ("head_dim", "terms", "is_long"),
+    [
+        *[(head_dim, terms, False) for head_dim in (32, 64) for terms in TERMS],
+        pytest.param(64, TERMS[0], *LONG.values, marks=LONG.marks),
+    ],
+)
 def test_each_sequence_is_at_most_twice_as_far_from_float64_as_torch(
-    head_dim: int, dtype: torch.dtype, terms: Sequence[str]
+    head_dim: int, terms: Sequence[str], is_long: bool, dtype: torch.dtype
 ) -> None:
     heads = 12
-    layer = make_layer(heads, head_dim, dtype, terms)
+    layer = make_layer(heads, head_dim, dtype, terms, is_long=is_long)
     qkv, cu_seqlens = make_qkv(LENGTHS, heads * head_dim, dtype, seed=head_dim)
     out = run(layer, qkv, cu_seqlens)
     ours, theirs = compare(layer, out, qkv, cu_seqlens).T
@@ -123,16 +169,34 @@ def test_random_packs(seed: int) -> None:
     assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
 
 
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("is_long", [LONG])
+def test_random_packs_of_the_long_kernel(seed: int, is_long: bool) -> None:
+    """Sequences that are no, one or several blocks of queries, of several units of work a block."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, random.choice([20, 200, 700]), random.integers(1, 40))
+    lengths[0] = 1 + 7 * seed
+    heads, dtype = int(random.integers(1, 17)), HALVES[seed % 2]
+    layer = make_layer(heads, 64, dtype, is_long=is_long)
+    qkv, cu_seqlens = make_qkv(lengths, heads * 64, dtype, seed)
+    out = run(layer, qkv, cu_seqlens)
+    ours, theirs = compare(layer, out, qkv, cu_seqlens).max(axis=0)
+    assert ours <= 2 * theirs
+    assert (out[cu_seqlens[-1] :] == UNTOUCHED).all()
+
+
+@each_kernel
 @pytest.mark.parametrize("buckets", [16, 256])
-def test_sequences_beyond_the_positions(buckets: int) -> None:
-    layer = make_layer(2, 64, torch.float16, buckets=buckets)
+def test_sequences_beyond_the_positions(buckets: int, is_long: bool) -> None:
+    layer = make_layer(2, 64, torch.float16, buckets=buckets, is_long=is_long)
     qkv, cu_seqlens = make_qkv((700, 1024, 1000), 128, torch.float16, seed=3)
     ours, theirs = compare(layer, run(layer, qkv, cu_seqlens), qkv, cu_seqlens).T
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
 
-def test_nothing_is_assumed_of_the_table() -> None:
-    layer = make_layer(2, 64, torch.float16)
+@each_kernel
+def test_nothing_is_assumed_of_the_table(is_long: bool) -> None:
+    layer = make_layer(2, 64, torch.float16, is_long=is_long)
     generator = torch.Generator("cuda").manual_seed(1)
     table = torch.randint(0, 2 * BUCKETS, layer.table.shape, generator=generator, device="cuda", dtype=torch.int32)
     layer = layer._replace(table=table)
@@ -141,9 +205,10 @@ def test_nothing_is_assumed_of_the_table() -> None:
     assert (ours <= 2 * theirs).all(), (ours, theirs)
 
 
-def test_large_scores_and_a_late_maximum() -> None:
+@each_kernel
+def test_large_scores_and_a_late_maximum(is_long: bool) -> None:
     """Scores of several hundred, largest at the last keys: the reference must move, and nothing may overflow."""
-    layer = make_layer(2, 64, torch.float16)
+    layer = make_layer(2, 64, torch.float16, is_long=is_long)
     qkv, cu_seqlens = make_qkv((500, 100, 40), 128, torch.float16, seed=5)
     for end in cu_seqlens[1:]:
         qkv[end - 3 : end, : 2 * 128] *= 8
@@ -192,9 +257,10 @@ def test_as_near_to_transformers_in_float64_as_transformers_in_float16(length: i
     assert ours_error <= 2 * their_error
 
 
+@each_kernel
 @pytest.mark.parametrize("length", LENGTHS)
-def test_bits_do_not_depend_on_batch_mates(length: int) -> None:
-    layer = make_layer(3, 64, torch.float16)
+def test_bits_do_not_depend_on_batch_mates(length: int, is_long: bool) -> None:
+    layer = make_layer(3, 64, torch.float16, is_long=is_long)
     lengths = (50, length, 7, 400, 0, length, 33)
     qkv, cu_seqlens = make_qkv(lengths, 192, torch.float16, seed=length)
     assert_bits_do_not_depend_on_batch_mates(
@@ -202,23 +268,35 @@ def test_bits_do_not_depend_on_batch_mates(length: int) -> None:
     )
 
 
-@pytest.mark.parametrize("terms", TERMS)
-@pytest.mark.parametrize("head_dim", [32, 64])
-def test_nan_stays_in_its_sequence(head_dim: int, terms: Sequence[str]) -> None:
-    layer = make_layer(2, head_dim, torch.float16, terms)
-    lengths = (17, 5, 90, 1, 64, 131)
+@pytest.mark.parametrize(
+    ("head_dim", "terms", "is_long"),
+    [
+        *[(head_dim, terms, False) for head_dim in (32, 64) for terms in TERMS],
+        pytest.param(64, TERMS[0], *LONG.values, marks=LONG.marks),
+    ],
+)
+def test_nan_stays_in_its_sequence(head_dim: int, terms: Sequence[str], is_long: bool) -> None:
+    layer = make_layer(2, head_dim, torch.float16, terms, is_long=is_long)
+    lengths = (17, 5, 90, 1, 64, 131, 500, 200)
     qkv, cu_seqlens = make_qkv(lengths, 2 * head_dim, torch.float16, seed=1)
     assert_nan_stays_in_its_sequence(lambda: run(layer, qkv, cu_seqlens), qkv, cu_seqlens)
 
 
-def test_a_graph_serves_every_batch_of_its_bucket() -> None:
+@each_kernel
+def test_a_graph_serves_every_batch_of_its_bucket(is_long: bool) -> None:
     heads, head_dim, tokens, sequences, longest = 4, 64, 1024, 8, 256
-    layer = make_layer(heads, head_dim, torch.float16)
+    layer = make_layer(heads, head_dim, torch.float16, is_long=is_long)
     qkv = torch.zeros(tokens, 3 * heads * head_dim, dtype=torch.float16, device="cuda")
     out = torch.zeros(tokens, heads * head_dim, dtype=torch.float16, device="cuda")
     cu_seqlens = torch.zeros(sequences + 1, dtype=torch.int32, device="cuda")
+    capacity = plan_capacity(tokens, sequences, QUERIES)
+    plan = torch.zeros(capacity, 2, dtype=torch.int32, device="cuda")
+    relative = embeddings_by_distance(layer)
 
     def launch() -> None:
+        if is_long:
+            long_disentangled(out, qkv, plan, heads, *relative, layer.scale)
+            return
         disentangled_attention(out, qkv, cu_seqlens, longest, heads, layer.kr, layer.qr, layer.table, layer.scale)
 
     graph = captured(launch)
@@ -232,6 +310,7 @@ def test_a_graph_serves_every_batch_of_its_bucket() -> None:
         qkv[:total] = fresh[:total]
         qkv[total:] = math.nan
         cu_seqlens.copy_(torch.from_numpy(starts))
+        plan.copy_(plan_of(starts, capacity))
         out.fill_(UNTOUCHED)
         graph.replay()
         assert torch.equal(out[:total], run(layer, fresh, starts)[:total])

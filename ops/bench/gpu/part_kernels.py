@@ -183,7 +183,7 @@ def _attention(inputs: Inputs) -> Launch:
     num_bytes = 4 * tokens * HIDDEN * 2
     sets = num_sets(num_bytes)
     qkv, out = _normal(sets, tokens, 3 * HIDDEN), _normal(sets, tokens, HIDDEN)
-    tables = AttentionTables(_HEADS, {}, None)
+    tables = AttentionTables(_HEADS, {}, None, {})
     return Launch(
         num_bytes,
         lambda i: attend(out[i], qkv[i], PlainAttention(), inputs, tables),

@@ -1,6 +1,6 @@
 """The launch of attention for each kind and chosen kernel, up to the kernel itself. No GPU needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from penstock.engine.gpu.choice import AttentionKernel, LongAttention, choose_ke
 from penstock.engine.gpu.inputs import Inputs, describe, exact_shape, views
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
 from penstock.engine.kernels import long_attention as long
+from penstock.engine.kernels import long_disentangled
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.weights import Encoder, EncoderWeights, Heads
@@ -28,8 +29,8 @@ from tests.engine.helpers import gpu_sizes, pack, random_sequences, save_encoder
 CPU = torch.device("cpu")
 
 
-def weights_of(directory: Path, family: str) -> EncoderWeights:
-    save_encoder(directory, family, **gpu_sizes(family))
+def weights_of(directory: Path, family: str, **config: Any) -> EncoderWeights:
+    save_encoder(directory, family, **gpu_sizes(family) | config)
     checkpoint = read_checkpoint(directory)
     return family_of(checkpoint).encoder(checkpoint)
 
@@ -91,6 +92,7 @@ def prepared_long(
     """As on Hopper, for float16; `prepare` in place of the compiler."""
     patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     patch.setattr(long, "prepare", prepare)
+    patch.setattr(long_disentangled, "prepare", prepare)
     attentions = [layer.attention for layer in encoder.layers]
     return prepare_long(attentions, encoder.heads, torch.float16, torch.device("cuda", 0))
 
@@ -146,6 +148,58 @@ def test_a_long_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.
     encoder = prepare_for_gpu(random_encoder(Parts(Heads(4, 4, 64))), torch.float16, CPU)
     assert prepared_long(encoder, monkeypatch, refuse) is None
     assert logged == ["long_attention_off: long_attention was not compiled: no compiler"]
+
+
+@pytest.mark.parametrize(
+    ("terms", "heads", "is_long"), [("c2p|p2c", 2, True), ("c2p", 2, False), ("p2c", 2, False), ("c2p|p2c", 4, False)]
+)
+def test_disentangled_layers_attend_as_on_the_cpu_with_the_chosen_kernel(
+    terms: str, heads: int, is_long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long kernel has both terms and heads of 64. The launches in torch are as their docstrings say."""
+    config = {"hidden_size": 128, "num_attention_heads": heads, "pos_att_type": terms}
+    weights, batch = weights_of(tmp_path, "deberta-v2", **config), pack(random_sequences((9, 100, 1, 64)))
+    encoder, prepared = prepare_for_gpu(weights, torch.float32, CPU), list[tuple[Any, ...]]()
+    chosen = prepared_long(encoder, monkeypatch, lambda *form: prepared.append(form))
+    assert prepared == [(torch.float16, 0)] * is_long
+    kernel = choose_kernel(
+        encoder.layers[0].attention, encoder.heads.dim, 256, 4000, shared_bytes=227 << 10, long=chosen
+    )
+    assert kernel is (AttentionKernel.LONG_DISENTANGLED if is_long else AttentionKernel.DISENTANGLED)
+    inputs, tables = inputs_for(kernel), AttentionTables.of(encoder, CPU, chosen)
+
+    def launch(out: Tensor, qkv: Tensor, embeddings: Sequence[Tensor | None], table: Tensor, scale: float) -> None:
+        query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+        kr, qr = (None if x is None else x.view(len(x), heads, -1) for x in embeddings)
+        for start, end in pairwise(inputs.cu_seqlens.tolist()):
+            q, k, v = (x[start:end] for x in (query, key, value))
+            places = torch.arange(end - start)
+            rows = table[(places[:, None] - places[None] + len(table) // 2).flatten()].long()
+            scores = torch.einsum("ihd,jhd->hij", q, k)
+            if kr is not None:
+                scores += torch.einsum("ihd,ijhd->hij", q, kr[rows].unflatten(0, scores.shape[1:]))
+            if qr is not None:
+                scores += torch.einsum("jhd,ijhd->hij", k, qr[rows].unflatten(0, scores.shape[1:]))
+            out[start:end] = torch.einsum("hij,jhd->ihd", torch.softmax(scale * scores, dim=-1), v).flatten(1)
+
+    def of_all(out: Tensor, qkv: Tensor, starts: Tensor, longest: int, *more: Any) -> None:
+        assert (starts is inputs.cu_seqlens, longest, more[0]) == (True, inputs.shape.max_seqlen, heads)
+        launch(out, qkv, more[1:3], *more[3:])
+
+    def of_long(out: Tensor, qkv: Tensor, plan: Tensor, num_heads: int, *more: Any) -> None:
+        assert (plan is inputs.attention_plan, num_heads) == (True, heads)
+        launch(out, qkv, [8 * x for x in more[:2]], torch.arange(len(more[0]), dtype=torch.int32), more[2])
+
+    monkeypatch.setattr(module, "disentangled_attention", of_all)
+    monkeypatch.setattr(long_disentangled, "long_disentangled", of_long)
+    layout = sort_by_length(batch.cu_seqlens)
+    tokens = torch.from_numpy(layout.tokens)
+    qkv = torch.randn(len(batch.token_ids), 384, generator=torch.Generator().manual_seed(0))
+    cpu = CpuOps(layout, tokens, None, weights.heads, torch.float32)
+    for layer, own in zip(weights.layers, encoder.layers, strict=True):
+        expected = cpu.attend(qkv[tokens], layer.attention)
+        found = attend(torch.zeros(len(qkv), 128), qkv, own.attention, inputs, tables)
+        torch.testing.assert_close(found[tokens][: len(qkv)], expected[: len(qkv)], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["mpnet", "umt5"])

@@ -20,7 +20,7 @@ A100, HOPPER, ADA = 163 << 10, 227 << 10, 99 << 10  # shared memory that a block
 PLAIN = PlainAttention()
 BIASED = DistanceAttention(torch.zeros(4, 257))
 ROTARY = RotaryAttention(torch.zeros(130, 32), torch.zeros(130, 32), None)
-DEBERTA = DisentangledAttention(torch.zeros(64, 256), None, 16, 130)
+DEBERTA = DisentangledAttention(torch.zeros(64, 256), torch.zeros(64, 256), 16, 130)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,16 @@ def test_long_sequences_have_the_long_kernel_where_it_runs(
     without = choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=HOPPER)
     is_long = tokens < max_seqlen <= 65_535 and rows >= least_rows and without is not AttentionKernel.SHORT
     assert kernel is (long.kernel if is_long else without)
+
+
+@pytest.mark.parametrize("max_seqlen", [1, 64, 128, 129, 512, 65_535, 65_536])
+@pytest.mark.parametrize("rows", [1, 2048, 70_000])
+def test_long_disentangled_attention(rows: int, max_seqlen: int) -> None:
+    """At the threshold that was measured."""
+    long = LongAttention.of_disentangled()
+    kernel = choose_kernel(DEBERTA, 64, max_seqlen, rows, shared_bytes=HOPPER, long=long)
+    is_long = 128 < max_seqlen <= 65_535
+    assert kernel is (AttentionKernel.LONG_DISENTANGLED if is_long else AttentionKernel.DISENTANGLED)
 
 
 @pytest.mark.parametrize("form", LONG, ids=str)

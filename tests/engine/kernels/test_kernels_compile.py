@@ -34,7 +34,7 @@ SOURCES = sorted(
 )
 DTYPES = (torch.float16, torch.bfloat16)
 ARCHITECTURES = ("80", "89", "90")
-HOPPER = {"wide_product", "long_attention"}  # sources for sm_90a alone
+HOPPER = {"wide_product", "long_attention", "long_disentangled"}  # sources for sm_90a alone
 READ_WEIGHTS_FIRST = (
     "residual_norm",
     "inner_norm",
@@ -112,6 +112,7 @@ def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, 
         ],
         ("long_attention", {f"long_attention_{form}" for form in ("64_128", "64_192", "128_128")}),
         ("long_attention", {f"causal_attention_{form}" for form in ("64_128", "128_128")}),
+        ("long_disentangled", {"long_disentangled"}),
         ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
