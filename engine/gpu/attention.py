@@ -193,8 +193,9 @@ def _disentangled_scale(attention: DisentangledAttention, heads: Heads) -> float
 
 
 def _has_both_terms(attention: Attention) -> bool:
-    is_disentangled = isinstance(attention, DisentangledAttention)
-    return is_disentangled and attention.key_positions is not None and attention.query_positions is not None
+    if not isinstance(attention, DisentangledAttention):
+        return False
+    return attention.key_positions is not None and attention.query_positions is not None
 
 
 def _by_distance(attention: Attention, rows: Tensor) -> tuple[Tensor, Tensor]:

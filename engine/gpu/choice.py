@@ -26,6 +26,19 @@ Of another H200, blocks of 64 and of 128 queries, and the long kernel, which `Lo
     one sequence of 256            5.8, 8.2, 7.2     8.2, 10,  7.7                 5.9, 8.2, 5.7
     one sequence of 512            10.4, 14, 10.2    14,  17,  10                  9.5, 13,  8.0
     one sequence of 2,048          60,  61,  27      82,  86,  41                  45,  57,  31
+
+Of another H200, 12 disentangled heads of 64:
+
+                                   disentangled  long and disentangled
+    16k tokens of 2-100                91              107
+    8k tokens of 2-100                 49               57
+    128 sequences of 128               90               65
+    16k tokens of 5-500               215              140
+    16k tokens of 100-2,000           719              388
+    1,024 tokens of 5-500              31               20
+    one sequence of 128                 9.1              7.6
+    one sequence of 256                15.0             13.1
+    one sequence of 512                26               22
 """
 
 from collections.abc import Callable
@@ -72,7 +85,7 @@ class AttentionKernel(Enum):
     LONG_192 = "long, 192 queries a block"
     LONG_CAUSAL = "long and causal, 128 queries a block"
     DISENTANGLED = "disentangled"
-    LONG_DISENTANGLED = "long and disentangled, 192 queries a block"
+    LONG_DISENTANGLED = "long and disentangled"
     FLASH = "flash"
 
 

@@ -7,6 +7,12 @@
 //   plan [items] of {first token of the sequence, length | query tile << 16}, heaviest first; length 0: no work, nor any
 //   after it. A tile has 64 queries for each group that multiplies.
 //
+// Measured on an NVIDIA H200, float16, 12 heads, us, beside disentangled_attention: 16,384 tokens of 5-500 140 (215), of 512
+//   157 (280), of 100-2,000 388 (719). Shares of the time, by leaving parts out, of 154 in a first version: c2p's way to the
+//   scores 26, p2c's stores 30 and its loads 14. Slower or no faster: 128 queries a block; both p2c products as one of 128
+//   columns; a sum of c2p and p2c in float16; all sixteen times eight columns of p2c stored. Out of registers: keys as left
+//   operands in registers, p2c's product of the next tile during the softmax.
+//
 // Threads: a unit of work is an item and a head; blocks are persistent, and their units gridDim.x apart. Warpgroups 0 to
 //   GROUPS - 1 have 64 queries of the tile each, and walk over the keys in tiles of 64, the first tile first. A thread of
 //   the last warpgroup starts the copies, of the next unit too while one is finished.

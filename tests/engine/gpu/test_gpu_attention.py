@@ -174,12 +174,12 @@ def test_disentangled_layers_attend_as_on_the_cpu_with_the_chosen_kernel(
         for start, end in pairwise(inputs.cu_seqlens.tolist()):
             q, k, v = (x[start:end] for x in (query, key, value))
             places = torch.arange(end - start)
-            rows = table[(places[:, None] - places[None] + len(table) // 2).flatten()].long()
+            rows = table[places[:, None] - places[None] + len(table) // 2].long()
             scores = torch.einsum("ihd,jhd->hij", q, k)
             if kr is not None:
-                scores += torch.einsum("ihd,ijhd->hij", q, kr[rows].unflatten(0, scores.shape[1:]))
+                scores += torch.einsum("ihd,ijhd->hij", q, kr[rows])
             if qr is not None:
-                scores += torch.einsum("jhd,ijhd->hij", k, qr[rows].unflatten(0, scores.shape[1:]))
+                scores += torch.einsum("jhd,ijhd->hij", k, qr[rows])
             out[start:end] = torch.einsum("hij,jhd->ihd", torch.softmax(scale * scores, dim=-1), v).flatten(1)
 
     def of_all(out: Tensor, qkv: Tensor, starts: Tensor, longest: int, *more: Any) -> None:
