@@ -13,9 +13,10 @@ from torch import Tensor
 
 from penstock.engine.gpu.attention import AttentionTables, attend
 from penstock.engine.gpu.inputs import Inputs
-from penstock.engine.gpu.products import Products, short_split, short_tile
+from penstock.engine.gpu.products import Products, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
+from penstock.engine.kernels.mid_product import MidTile, mid_parts, mid_product
 from penstock.engine.kernels.residual_norm import inner_norm, residual_norm, split_norm
 from penstock.engine.kernels.rotate import rotate
 from penstock.engine.kernels.short_product import short_product, split_product
@@ -160,8 +161,11 @@ class GpuOps:
     def _product(self, out: Tensor, x: Tensor, dense: GpuDense) -> Tensor:
         rows, depth = x.shape
         is_plain = dense.activation == "identity"
-        tile = None if is_plain else short_tile(rows, dense.width, depth)
-        if tile is not None:
+        mid, tile = self._products.mid_tile(rows, dense.width), short_tile(rows, dense.width, depth)
+        if mid is not None:
+            is_before_attention = is_plain  # of queries, keys and values
+            mid_product(out, x, dense.weight, dense.bias, dense.activation, mid, lets_next_late=is_before_attention)
+        elif tile is not None and not is_plain:
             short_product(out, x, dense.weight, dense.bias, dense.activation, tile)
         elif self._products.is_wide(rows, dense.width, depth, is_plain=is_plain):
             wide_product(out, x, dense.weight, dense.bias, dense.activation)
@@ -179,18 +183,24 @@ class GpuOps:
         if parts is not None:
             split_norm(out, parts, dense.bias, residual, norm, total)
         else:
-            product = out if total is None else total
-            torch.mm(x, dense.weight_t, out=product)
+            product, mid = out if total is None else total, self._products.mid_tile(len(x), dense.width)
+            if mid is not None:
+                mid_product(product, x, dense.weight, None, "identity", mid)
+            else:
+                torch.mm(x, dense.weight_t, out=product)
             residual_norm(out, product, dense.bias, residual, norm, total)
         return out
 
     def _parts(self, x: Tensor, dense: GpuDense) -> Tensor | None:
-        """x weight' in parts [S, R, H], in the scratch; None if cuBLAS is to compute it."""
+        """x weight' in parts [S, R, H], in the scratch; None if it is not split."""
         rows, depth = x.shape
-        split = short_split(rows, dense.width, depth)
+        split = self._products.split(rows, dense.width, depth)
         if split is None:
             return None
         shape = split.num_parts, rows, dense.width
         parts = self._products.scratch[: math.prod(shape)].view(shape)
-        split_product(parts, x, dense.weight, split.tile)
+        if isinstance(split.tile, MidTile):
+            mid_parts(parts, x, dense.weight, split.tile)
+        else:
+            split_product(parts, x, dense.weight, split.tile)
         return parts

@@ -8,8 +8,17 @@ and a launch for the operations after it, on the right ours (part `products` of 
     from 768, residual and norm     7.1   4.5    6.4   4.4    6.5   5.0    6.8   no
     from 3,072, residual and norm   9.4   5.4    9.5   6.7    9.8   8.8   11.0   no
 
-Every block that computes columns of a row reads the row again, so cuBLAS computes larger products. It also computes
-products without an epilogue: ours alone are faster up to 32 rows, but a whole forward gains nothing.
+Every block that computes columns of a row reads the row again, so larger products are not computed so. Products without
+an epilogue are not either: ours alone are faster up to 32 rows, but a whole forward gains nothing.
+
+Some hundred rows, on another H200, the norm included before which or after which the product is. cuBLAS and a launch,
+`mid_product`:
+
+    rows                            160         256         384         512         768         1,024
+    to 2,304                        8.0   5.8   7.8   5.9   8.3   7.2   9.0   7.8   10.4  9.8   11.5  no
+    to 3,072, bias and GELU         8.4   6.7   8.9   7.1   11.1  8.7   11.7  9.4   14.5  11.6  16.6  15.0
+    from 768, residual and norm     5.6   4.5   5.8   4.7   6.0   5.3   6.2   5.6   6.6   5.9   7.0   6.2
+    from 3,072, residual and norm   9.1   6.3   10.1  7.2   10.7  8.2   10.8  9.0   11.9  11.4  12.8  12.0
 
 Many rows, to 3,072 with bias and GELU:
 
@@ -32,14 +41,20 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import wide_product
+from penstock.engine.kernels import mid_product, wide_product
+from penstock.engine.kernels.activation import KINDS
+from penstock.engine.kernels.mid_product import MidTile
 from penstock.engine.kernels.short_product import STAGE_DEPTH, Tile
+from penstock.engine.kernels.wide_product import activated
 
-MAX_ROWS = 224
+MAX_ROWS = 224  # of the products of few rows
 _ACTIVATED_PRODUCTS = 3.1e8  # most multiplications of a product of few rows that is ours
 _SPLIT_PRODUCTS = 6.1e8
 _MAX_SPLITS = 6
 _BLOCKS = 200  # running at a time, one or two a multiprocessor
+
+_MID_ROWS = range(129, 1025)
+_MID_PARTS, _MID_PART_STAGES = 4, 6  # the most parts, and the least stages of the depth of each
 
 _WIDE_ROWS, _WIDE_PLAIN_ROWS = 1024, 2048
 _WIDE_DEPTH = 256  # tiles of less depth are dominated by their prologue and epilogue
@@ -49,9 +64,9 @@ log = structlog.get_logger("penstock.engine")
 
 
 class Split(NamedTuple):
-    """A split-K product."""
+    """A split-K product, of `split_product` or, with a tile of its, `mid_parts`."""
 
-    tile: Tile
+    tile: Tile | MidTile
     num_parts: int
 
 
@@ -60,11 +75,11 @@ class Products:
     """Resources of the products of one model on a device."""
 
     scratch: Tensor  # float32, for the parts of a product to the hidden size; overwritten by each
-    wide_groups: int  # tiles of `wide_product` that the device computes at a time; 0: not supported
+    wide_groups: int  # tiles that the device computes at a time, of `wide_product` and `mid_product`; 0: not supported
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, hidden_size: int, epilogues: set[str]) -> "Products":
-        """Allocate the scratch, and compile `wide_product` for these epilogues."""
+        """Allocate the scratch, and compile `wide_product` and `mid_product` for these epilogues."""
         scratch = torch.empty(most_parts(hidden_size), dtype=torch.float32, device=device)
         if device.type != "cuda":
             return cls(scratch, wide_groups=0)
@@ -73,6 +88,8 @@ class Products:
         try:
             for epilogue in epilogues if groups else ():
                 wide_product.prepare(epilogue, dtype, index)
+            if groups:
+                mid_product.prepare(epilogues & set(map(activated, KINDS)), dtype, index)
         except UnsupportedDevice as error:
             log.warning("wide_product_off", error=str(error).partition("\n")[0])
             groups = 0
@@ -88,6 +105,25 @@ class Products:
             return False
         tiles = wide_product.num_tiles(rows, width)
         return tiles >= _WIDE_SHARE * self.wide_groups * -(-tiles // self.wide_groups)
+
+    def mid_tile(self, rows: int, width: int) -> MidTile | None:
+        """The tile of `mid_product` for x w', w [width, *]; None if it does not compute that.
+
+        The smallest of which the device computes all at a time.
+        """
+        tiles = mid_product.TILES if rows in _MID_ROWS else ()
+        return next((tile for tile in tiles if tile.count(rows, width) <= self.wide_groups), None)
+
+    def split(self, rows: int, width: int, depth: int) -> Split | None:
+        """The split of x w' before a norm; None if it is computed in one part."""
+        tile = self.mid_tile(rows, width)
+        if tile is None:
+            return short_split(rows, width, depth)
+        stages = -(-depth // mid_product.STAGE_DEPTH)
+        most = min(self.wide_groups // tile.count(rows, width), _MID_PARTS, stages // _MID_PART_STAGES)
+        of_part = -(-stages // max(most, 1))
+        parts = -(-stages // of_part)  # fewer if the last would have no stage
+        return None if parts == 1 else Split(tile, parts)
 
 
 def short_tile(rows: int, width: int, depth: int) -> Tile | None:

@@ -40,11 +40,19 @@ __device__ __forceinline__ uint4 load_vector_once(const scalar* p) {
 // only weights are read through the read-only cache (__ldg): the compiler could move such a load above the wait. The
 // next kernel may start once all blocks of this one are here, and waits in turn. A kernel ends only after its own wait,
 // so waiting for it is waiting for all kernels before it.
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_end_of_previous() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+    let_next_start();
+    wait_for_end_of_previous();
 }
 
 // Brings `count` weights to L2. p may be null. For one block of a grid.

@@ -64,22 +64,29 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
 #define LIST_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
 #define LIST_16(x, i) LIST_4(x, i), LIST_4(x, i + 4), LIST_4(x, i + 8), LIST_4(x, i + 12)
 #define LIST_32(x, i) LIST_16(x, i), LIST_16(x, i + 16)
+#define LIST_48(x, i) LIST_32(x, i), LIST_16(x, i + 32)
+#define LIST_64(x, i) LIST_32(x, i), LIST_32(x, i + 32)
 #define NAMES_32                                                                                     \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
     "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_64                                                                                       \
-    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, " \
-             "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_48 \
+    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_64 \
+    NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// sums [64, 128] += a [64, 16] b [128, 16]', both in shared memory; with `add` 0 the sums are overwritten.
-#define MULTIPLY_128(TYPES)                                                                                      \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES " {" NAMES_64                              \
-                 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                                              \
-                 : LIST_32(sums, 0), LIST_32(sums, 32)                                                           \
+// sums [64, 2 COUNT] += a [64, 16] b [2 COUNT, 16]', both in shared memory; with `add` 0 the sums are overwritten.
+// A, B, ADD: the names of the operands after the sums.
+#define MULTIPLY(COUNT, N, A, B, ADD, TYPES)                                                         \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                    \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPES " {" NAMES_##COUNT "}, " A   \
+                 ", " B ", p, 1, 1, 0, 0;\n}\n"                                                      \
+                 : LIST_##COUNT(sums, 0)                                                             \
                  : "l"(a), "l"(b), "r"(add))
-
-__device__ __forceinline__ void multiply(float (&sums)[64], unsigned long long a, unsigned long long b, int add) {
-    if constexpr (IS_HALF<scalar>) MULTIPLY_128("f16.f16");
-    else MULTIPLY_128("bf16.bf16");
-}
+#define MULTIPLIES(COUNT, N, A, B, ADD)                                                                        \
+    __device__ __forceinline__ void multiply(float (&sums)[COUNT], unsigned long long a, unsigned long long b, \
+                                             int add) {                                                        \
+        if constexpr (IS_HALF<scalar>) MULTIPLY(COUNT, N, A, B, ADD, "f16.f16");                               \
+        else MULTIPLY(COUNT, N, A, B, ADD, "bf16.bf16");                                                       \
+    }
+MULTIPLIES(48, "96", "%48", "%49", "%50")
+MULTIPLIES(64, "128", "%64", "%65", "%66")

@@ -29,8 +29,8 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 def hopper_kernel(source: str, entry: str, dtype: torch.dtype, activation: str | None, device: int) -> Kernel:
     """`entry` of `source`.cu for `dtype`, with ACTIVATION a type of activations.cuh if given, on CUDA device `device`.
 
-    Compiled once in a process, in about a second. Raises UnsupportedDevice where that is impossible, ValueError for a
-    `dtype` without kernels.
+    A source is compiled once in a process, in about a second. Raises UnsupportedDevice where that is impossible,
+    ValueError for a `dtype` without kernels.
     """
     if torch.cuda.get_device_capability(device) != CAPABILITY:
         raise UnsupportedDevice(f"{source} is for devices of compute capability {CAPABILITY}.")
@@ -51,6 +51,7 @@ def _loaded(cubin: bytes, entry: str, device: int) -> Kernel:
             return Kernel(import_module("cupy").RawModule(path=str(path)).get_function(entry), device)  # reads it now
 
 
+@cache
 def _compiled(text: str) -> bytes:
     nvrtc: Any = import_module("cupy.cuda").nvrtc
     includes = import_module("cupy._core.core").assemble_cupy_compiler_options(())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu import products
 from penstock.engine.gpu.products import MAX_ROWS, Products, most_parts, short_split, short_tile
-from penstock.engine.kernels import wide_product
+from penstock.engine.kernels import mid_product, wide_product
 from penstock.engine.kernels.short_product import STAGE_DEPTH, TILES
 
 widths = st.integers(1, 1024).map(lambda eighth: 8 * eighth)
@@ -30,6 +30,48 @@ def test_parts_have_room_and_a_stage_each(rows: int, width: int, depth: int) -> 
 def test_products_of_few_rows_have_tiles(rows: int, width: int, depth: int) -> None:
     tile = short_tile(rows, width, depth)
     assert tile is None or (tile in TILES and rows <= MAX_ROWS)
+
+
+@given(rows=st.integers(1, 2000), width=widths, depth=widths, groups=st.integers(0, 132))
+def test_products_of_some_hundred_rows_fill_the_device_once(rows: int, width: int, depth: int, groups: int) -> None:
+    ours = Products(torch.empty(0), wide_groups=groups)
+    tile, split = ours.mid_tile(rows, width), ours.split(rows, width, depth)
+    if tile is None:
+        assert split == short_split(rows, width, depth)
+        return
+    assert tile.count(rows, width) <= groups
+    if split is not None:
+        assert split.tile == tile
+        assert split.num_parts >= 2
+        assert split.num_parts * tile.count(rows, width) <= groups
+        assert split.num_parts * rows * width <= most_parts(width)
+        stages = -(-depth // mid_product.STAGE_DEPTH)
+        assert (split.num_parts - 1) * -(-stages // split.num_parts) < stages  # the last has one too
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "depth", "groups", "parts"),
+    [
+        (128, 3072, 768, None, None),
+        (160, 2304, 768, 1, None),
+        (160, 768, 3072, 1, 4),
+        (250, 768, 768, 1, 2),
+        (400, 3072, 768, 2, None),
+        (512, 768, 3072, 1, 2),
+        (768, 3072, 768, 3, None),
+        (1024, 3072, 768, 4, None),
+        (1024, 768, 3072, 1, None),
+        (1025, 768, 3072, None, None),
+    ],
+)
+def test_bert_base_of_some_hundred_rows(
+    rows: int, width: int, depth: int, groups: int | None, parts: int | None
+) -> None:
+    ours = Products(torch.empty(0), wide_groups=132)
+    tile, split = ours.mid_tile(rows, width), ours.split(rows, width, depth)
+    assert (tile and tile.groups) == groups
+    if rows != 128 and width == 768:
+        assert (split and split.num_parts) == parts
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from penstock.engine.cpu.norm import normalise
 from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import ops, products
+from penstock.engine.kernels import mid_product as mid
+from penstock.engine.kernels.mid_product import MidTile
 from penstock.engine.kernels.short_product import TILES, Tile
 from penstock.engine.kernels.wide_product import turned
 from penstock.engine.model.checkpoint import read_checkpoint
@@ -28,7 +30,7 @@ from tests.engine.gpu.random_encoders import COMBINATIONS, random_encoder, witho
 from tests.engine.helpers import GPU_FAMILIES, pack, random_sequences, save_encoder
 
 FLOAT = torch.float32
-KINDS = ("cublas", "short", "wide")  # of products
+KINDS = ("cublas", "short", "mid", "wide")  # of products
 
 
 def embed_norm(out: Tensor, ids: Tensor, at: Tensor, kinds: Tensor | None, tables: Embeddings) -> None:
@@ -73,6 +75,25 @@ def split_product(parts: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> None:
     slices = zip(parts, x.chunk(len(parts), 1), weight.chunk(len(parts), 1), strict=True)
     for part, some_x, some_weight in slices:
         part.copy_(F.linear(some_x, some_weight))
+
+
+def mid_product(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    tile: MidTile,
+    *,
+    lets_next_late: bool = False,
+) -> None:
+    assert tile in mid.TILES
+    out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
+
+
+def mid_parts(parts: Tensor, x: Tensor, weight: Tensor, tile: MidTile) -> None:
+    assert tile in mid.TILES
+    split_product(parts, x, weight, TILES[0])
 
 
 def split_norm(
@@ -121,6 +142,8 @@ LAUNCHES = (
     inner_norm,
     short_product,
     split_product,
+    mid_product,
+    mid_parts,
     split_norm,
     wide_product,
     turned_product,
@@ -169,6 +192,8 @@ def assert_steps_compute_the_forward(
     for launch in LAUNCHES:
         monkeypatch.setattr(ops, launch.__name__, launch)
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
+    monkeypatch.setattr(products, "_MID_ROWS", range(1, 50) if kind == "mid" else range(0))
+    monkeypatch.setattr(products, "_MID_PART_STAGES", 1)  # so that some products are split
     for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
         monkeypatch.setattr(products, least, 1)
     sequences = random_sequences((9, 1, 30, 9))
@@ -186,8 +211,8 @@ def assert_steps_compute_the_forward(
     program = record(encoder, lambda dense: dense.width, FLOAT.itemsize)
     inputs = SimpleNamespace(token_ids=ids, positions=torch.from_numpy(layout.positions), token_types=of_type)
     buffers = [torch.full((len(layout.tokens), width), float("nan")) for width in program.widths]
-    scratch = torch.full((256 * 200 if kind == "short" else 0,), float("nan"))
-    given = products.Products(scratch, wide_groups=1 if kind == "wide" else 0)
+    scratch = torch.full((256 * 200 if kind in {"short", "mid"} else 0,), float("nan"))
+    given = products.Products(scratch, wide_groups={"wide": 1, "mid": 12}.get(kind, 0))
     tables = SimpleNamespace(heads=weights.heads)
     found = program.run(ops.GpuOps(cast(Any, inputs), cast(Any, tables), given).by_name(), buffers)
     expected = encode_on_cpu(prepare_for_cpu(weights, FLOAT), batch, layout, FLOAT)

@@ -18,6 +18,7 @@ from penstock.engine.kernels import (
     candidates,
     chain_lstm,
     lstm,
+    mid_product,
     packed_attention,
     paged_attention,
     pool,
@@ -34,13 +35,14 @@ SOURCES = sorted(
 )
 DTYPES = (torch.float16, torch.bfloat16)
 ARCHITECTURES = ("80", "89", "90")
-HOPPER = {"wide_product", "long_attention", "long_disentangled"}  # sources for sm_90a alone
+HOPPER = {"mid_product", "wide_product", "long_attention", "long_disentangled"}  # sources for sm_90a alone
 READ_WEIGHTS_FIRST = (
     "residual_norm",
     "inner_norm",
     "embed_norm",
     "split_norm",
     "short_product",
+    "mid_product",
     "short_lstm",
     "chain_lstm",
 )  # entries that may read before they wait: no kernel writes weights
@@ -102,6 +104,7 @@ def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, 
         ],
         ("residual_norm", {"split_norm_w4_v1"} | {f"split_norm_w8_v{vectors}" for vectors in range(1, 5)}),
         ("short_product", {f"short_product_{tile.rows}x{tile.columns}" for tile in short_product.TILES}),
+        ("mid_product", {f"mid_product_{tile.groups}" for tile in mid_product.TILES}),
         ("embed_norm", {f"embed_norm_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES}),
         ("activation", {f"{name}_{kind}" for name in ("bias_activation", "gated") for kind in activation.KINDS}),
         ("pool", {f"pool_{kind}" for kind in pool.KINDS}),
