@@ -110,8 +110,9 @@ def _prepare_plain(
     kernel = AttentionKernel.LONG_192 if has_own_plan else AttentionKernel.LONG_128
     if causal == {True}:
         kernel = AttentionKernel.LONG_CAUSAL
-    for is_causal in causal:
-        long.prepare(heads.dim, _QUERIES[kernel], is_causal, dtype, index)
+    for queries in {_QUERIES[kernel], _QUERIES[AttentionKernel.LONG_128]}:  # the second for few rows
+        for is_causal in causal:
+            long.prepare(heads.dim, queries, is_causal, dtype, index)
     return LongAttention.of(kernel, heads.dim, is_causal=True in causal, has_windows=has_windows)
 
 

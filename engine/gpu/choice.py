@@ -39,6 +39,13 @@ Of another H200, 12 disentangled heads of 64:
     one sequence of 128                 9.1              7.6
     one sequence of 256                15.0             13.1
     one sequence of 512                26               22
+
+Of another H200, 12 heads of 64: blocks of 64 queries, and long with 192 and with 128 queries a block:
+
+    one sequence of 256, 384, 512  5.2, 6.3, 5.3     8.6, 7.8, 6.4     11.1, 9.7, 8.0
+    2 and 3 sequences of 256       7.0, 6.8, 5.7     9.4, 7.4, 6.3
+    2 and 3 of 512                 14,  10.4, 8.7    17,  10.7, 14
+    4 of 200, 6 of 160             8.8, 7.8, 6.8     7.1, 8.0, 9.2
 """
 
 from collections.abc import Callable
@@ -73,6 +80,8 @@ _ROWS_THAT_FILL = 2816
 # Batches whose longest sequence has more tokens gain from Hopper's tensor cores. Powers of two, as buckets round it.
 _WIDE_HEADS, _LONG_TOKENS_OF_WIDE, _LONG_TOKENS, _LONG_TOKENS_CAUSAL = 128, 64, 256, 512
 _LONG_TOKENS_DISENTANGLED = 128
+# Blocks of 192 queries do not fill the device in batches of few rows. Those of 128 gain there from fewer tokens on.
+_FEW_LONG_ROWS, _LONG_TOKENS_OF_FEW, _ROWS_OF_SEVERAL = 1024, 128, 256
 
 _FLASH_STEP, _FLASH_MOST = 8, 256  # sizes of heads that torch's FlashAttention-2 takes
 
@@ -90,7 +99,10 @@ class AttentionKernel(Enum):
 
 
 class LongAttention(NamedTuple):
-    """A kernel for Hopper, of batches of more `rows` with a longest sequence of more `tokens`."""
+    """A kernel for Hopper, of batches of more `rows` with a longest sequence of more `tokens`.
+
+    For LONG_192, LONG_128 stands in where batches have few rows.
+    """
 
     kernel: AttentionKernel
     tokens: int
@@ -111,9 +123,13 @@ class LongAttention(NamedTuple):
         """For layers with both terms."""
         return cls(AttentionKernel.LONG_DISENTANGLED, _LONG_TOKENS_DISENTANGLED, 0)
 
-    def gains(self, max_seqlen: int, rows: int) -> bool:
-        """Whether the kernel is faster for batches of this longest sequence and so many rows, and supports them."""
-        return self.tokens < max_seqlen <= packed_attention.MAX_SEQLEN and rows > self.rows
+    def choose(self, max_seqlen: int, rows: int) -> AttentionKernel | None:
+        """The kernel for batches of this longest sequence and so many rows; None if it is not faster."""
+        is_few = self.kernel is AttentionKernel.LONG_192 and rows <= _FEW_LONG_ROWS
+        tokens = _LONG_TOKENS_OF_FEW if is_few and rows > _ROWS_OF_SEVERAL else self.tokens
+        if not tokens < max_seqlen <= packed_attention.MAX_SEQLEN or rows <= self.rows:
+            return None
+        return AttentionKernel.LONG_128 if is_few else self.kernel
 
 
 def choose_kernel(
@@ -133,7 +149,7 @@ def choose_kernel(
     """
     if isinstance(attention, DistanceAttention):
         shared_bytes -= packed_attention.table_bytes(attention.bias)
-    for_long = long.kernel if long is not None and long.gains(max_seqlen, rows) else None
+    for_long = None if long is None else long.choose(max_seqlen, rows)
     packed = for_long or _packed(head_dim, max_seqlen, rows, shared_bytes)
     match attention:
         case PlainAttention():

@@ -32,7 +32,7 @@ _EMBED = (TaskOptions("embed"),)
 # Tokens of the longest sequence, and the least tokens in all, of batches that need every kind of kernel: products of
 # few, some and many rows; attention of short and of longer sequences, both few and enough to fill the device; and of
 # sequences that are long whatever the heads.
-_WARM_UPS = ((8, 32), (64, 320), (64, 1280), (64, 3300), (200, 2400), (200, 3300), (600, 3300))
+_WARM_UPS = ((8, 32), (64, 320), (64, 1280), (64, 3300), (200, 600), (200, 2400), (200, 3300), (600, 3300))
 
 _Part = tuple[TaskOptions, int]  # one of the tensors that are computed for the sequences of equal options
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.engine.gpu.attention import AttentionTables, attend
 from penstock.engine.gpu.inputs import Inputs
-from penstock.engine.gpu.products import Products, short_tile
+from penstock.engine.gpu.products import Products, Split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
 from penstock.engine.kernels.mid_product import MidTile, mid_parts, mid_product
@@ -179,28 +179,24 @@ class GpuOps:
     def _project_add_norm(
         self, out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm
     ) -> Tensor:
-        parts = self._parts(x, dense)
-        if parts is not None:
-            split_norm(out, parts, dense.bias, residual, norm, total)
-        else:
-            product, mid = out if total is None else total, self._products.mid_tile(len(x), dense.width)
-            if mid is not None:
-                mid_product(product, x, dense.weight, None, "identity", mid)
-            else:
+        rows, depth = x.shape
+        product, split = out if total is None else total, self._products.split(rows, dense.width, depth)
+        match split:
+            case None:
                 torch.mm(x, dense.weight_t, out=product)
-            residual_norm(out, product, dense.bias, residual, norm, total)
+            case Split(MidTile() as tile, 1):
+                mid_product(product, x, dense.weight, None, "identity", tile)
+            case Split(tile, num_parts):
+                parts = self._scratch(num_parts, rows, dense.width)
+                if isinstance(tile, MidTile):
+                    mid_parts(parts, x, dense.weight, tile)
+                else:
+                    split_product(parts, x, dense.weight, tile)
+                split_norm(out, parts, dense.bias, residual, norm, total)
+                return out
+        residual_norm(out, product, dense.bias, residual, norm, total)
         return out
 
-    def _parts(self, x: Tensor, dense: GpuDense) -> Tensor | None:
-        """x weight' in parts [S, R, H], in the scratch; None if it is not split."""
-        rows, depth = x.shape
-        split = self._products.split(rows, dense.width, depth)
-        if split is None:
-            return None
-        shape = split.num_parts, rows, dense.width
-        parts = self._products.scratch[: math.prod(shape)].view(shape)
-        if isinstance(split.tile, MidTile):
-            mid_parts(parts, x, dense.weight, split.tile)
-        else:
-            split_product(parts, x, dense.weight, split.tile)
-        return parts
+    def _scratch(self, *shape: int) -> Tensor:
+        """The beginning of the products' scratch, in this shape."""
+        return self._products.scratch[: math.prod(shape)].view(shape)

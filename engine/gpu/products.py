@@ -52,9 +52,14 @@ _ACTIVATED_PRODUCTS = 3.1e8  # most multiplications of a product of few rows tha
 _SPLIT_PRODUCTS = 6.1e8
 _MAX_SPLITS = 6
 _BLOCKS = 200  # running at a time, one or two a multiprocessor
+_MOST_PARTS = 132 * 128 * 96  # float32 values: an H200's tiles of two groups, of more than any of one or of short_split
 
-_MID_ROWS = range(129, 1025)
-_MID_PARTS, _MID_PART_STAGES = 4, 6  # the most parts, and the least stages of the depth of each
+_MID_ROWS = range(33, 1025)
+_MID_SHARE = 0.85  # least share of rows in the largest tiles that are not spare
+_MID_SPLIT_PRODUCTS = 3.5e9
+_MID_PARTS = 4
+_STAGE_US = (0.16, 0.26)  # a stage of the depth, by the tile's groups
+_SPLIT_US, _VALUE_US = 0.5, 1.4e-6  # of a split, and of each value of its parts, written and read
 
 _WIDE_ROWS, _WIDE_PLAIN_ROWS = 1024, 2048
 _WIDE_DEPTH = 256  # tiles of less depth are dominated by their prologue and epilogue
@@ -64,7 +69,7 @@ log = structlog.get_logger("penstock.engine")
 
 
 class Split(NamedTuple):
-    """A split-K product, of `split_product` or, with a tile of its, `mid_parts`."""
+    """A split-K product: of `split_product`, or of `mid_parts` or, in one part, `mid_product`."""
 
     tile: Tile | MidTile
     num_parts: int
@@ -111,19 +116,31 @@ class Products:
 
         The smallest of which the device computes all at a time.
         """
-        tiles = mid_product.TILES if rows in _MID_ROWS else ()
-        return next((tile for tile in tiles if tile.count(rows, width) <= self.wide_groups), None)
+        if rows not in _MID_ROWS:
+            return None
+        fitting = (tile for tile in mid_product.TILES if tile.count(rows, width) <= self.wide_groups)
+        tile = next(fitting, None)
+        if tile == mid_product.TILES[-1] and rows < _MID_SHARE * -(-rows // tile.rows) * tile.rows:
+            return None
+        return tile
 
     def split(self, rows: int, width: int, depth: int) -> Split | None:
-        """The split of x w' before a norm; None if it is computed in one part."""
-        tile = self.mid_tile(rows, width)
-        if tile is None:
+        """The split of x w' before a norm, of one part or more; None if cuBLAS computes it."""
+        if rows not in _MID_ROWS or not self.wide_groups:
             return short_split(rows, width, depth)
+        if rows * width * depth > _MID_SPLIT_PRODUCTS:
+            return None
         stages = -(-depth // mid_product.STAGE_DEPTH)
-        most = min(self.wide_groups // tile.count(rows, width), _MID_PARTS, stages // _MID_PART_STAGES)
-        of_part = -(-stages // max(most, 1))
-        parts = -(-stages // of_part)  # fewer if the last would have no stage
-        return None if parts == 1 else Split(tile, parts)
+        room = len(self.scratch) // (rows * width)
+        fitting = {
+            Split(tile, parts): us * -(-stages // parts) + (parts > 1) * (_SPLIT_US + _VALUE_US * parts * rows * width)
+            for tile, us in zip(mid_product.TILES, _STAGE_US, strict=False)
+            for parts in range(1, min(_MID_PARTS, stages) + 1)
+            if parts * tile.count(rows, width) <= self.wide_groups
+            and (parts == 1 or parts <= room)
+            and (parts - 1) * -(-stages // parts) < stages  # the last has a stage too
+        }
+        return min(fitting, key=fitting.__getitem__, default=None)
 
 
 def short_tile(rows: int, width: int, depth: int) -> Tile | None:
@@ -146,4 +163,4 @@ def short_split(rows: int, width: int, depth: int) -> Split | None:
 
 def most_parts(width: int) -> int:
     """float32 values that the parts of any product to `width` fit into."""
-    return max(MAX_ROWS * width, _BLOCKS * 64 * 64)
+    return max(MAX_ROWS * width, _MOST_PARTS)

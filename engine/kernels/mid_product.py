@@ -57,8 +57,10 @@ def mid_product(
     are ready, and no earlier. N and K are multiples of 8; no aliasing. One launch, on compute capability 9.0. Raises
     ValueError for anything else, UnsupportedDevice elsewhere.
     """
-    (rows, width), dtype = out.shape, out.dtype
-    to, shift = pointer("out", out, dtype, (rows, width)), pointer_or_null("bias", bias, dtype, (width,))
+    width, dtype = out.shape[1], out.dtype
+    to, shift = pointer("out", out, dtype, (len(x), width)), pointer_or_null("bias", bias, dtype, (width,))
+    if width != len(weight):
+        raise ValueError(f"out has {width} columns, and weight {len(weight)} rows")
     _launch(to, 0, shift, activated(kind), x, weight, tile, 1, lets_next_late)
 
 
@@ -68,8 +70,8 @@ def mid_parts(parts: Tensor, x: Tensor, weight: Tensor, tile: MidTile) -> None:
     parts float32 [S, R, N], x [R, K], weight [N, K], both float16 or both bfloat16; S of which none is empty, of slices
     of equal multiples of STAGE_DEPTH. One launch, on compute capability 9.0. Raises as `mid_product` does.
     """
-    splits, rows, width = parts.shape
-    to = pointer("parts", parts, torch.float32, (splits, rows, width))
+    splits = len(parts)
+    to = pointer("parts", parts, torch.float32, (splits, len(x), len(weight)))
     _launch(0, to, 0, _PLAIN, x, weight, tile, splits, False)
 
 

@@ -105,9 +105,11 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="multiples of 8"):
         mid_product(out, x, weight, None, "gelu", TILES[0])
     x, weight = (torch.zeros(size, dtype=torch.float16, device="cuda") for size in ((4, 320), (16, 320)))
+    with pytest.raises(ValueError, match="weight must be"):
+        mid_product(out, x, weight.float(), None, "gelu", TILES[0])
     with pytest.raises(ValueError, match="mish"):
         mid_product(out, x, weight, None, "mish", TILES[0])
-    with pytest.raises(ValueError, match="weight must be"):
+    with pytest.raises(ValueError, match="out has 16 columns, and weight 8 rows"):
         mid_product(out, x, weight[:8], None, "gelu", TILES[0])
     with pytest.raises(ValueError, match="not cut into 4 parts"):  # of five stages, two each
         mid_parts(torch.zeros(4, 4, 16, device="cuda"), x, weight, TILES[0])

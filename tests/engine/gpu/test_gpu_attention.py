@@ -100,8 +100,8 @@ def prepared_long(
 @pytest.mark.parametrize(
     ("parts", "kernel", "forms"),  # kernel: and the batches that it has, of more tokens and rows
     [
-        (Parts(Heads(4, 4, 64)), (AttentionKernel.LONG_192, 256, 0), {(64, 192, False)}),
-        (Parts(Heads(4, 2, 64)), (AttentionKernel.LONG_192, 256, 0), {(64, 192, False)}),
+        (Parts(Heads(4, 4, 64)), (AttentionKernel.LONG_192, 256, 0), {(64, 192, False), (64, 128, False)}),
+        (Parts(Heads(4, 2, 64)), (AttentionKernel.LONG_192, 256, 0), {(64, 192, False), (64, 128, False)}),
         (Parts(Heads(4, 4, 128)), (AttentionKernel.LONG_128, 64, 0), {(128, 128, False)}),
         (Parts(Heads(4, 4, 64), windows=(None, 64)), (AttentionKernel.LONG_128, 256, 2816), {(64, 128, False)}),
         (Parts(Heads(4, 2, 128), is_causal=True), (AttentionKernel.LONG_CAUSAL, 64, 0), {(128, 128, True)}),

@@ -65,7 +65,7 @@ LONG = {  # by size of heads, and what any layer is or has
 
 
 @pytest.mark.parametrize("max_seqlen", [1, 64, 65, 128, 129, 256, 257, 512, 513, 65_535, 65_536])
-@pytest.mark.parametrize("rows", [1, 64, 2048, 2049, 2816, 2817, 70_000])
+@pytest.mark.parametrize("rows", [1, 64, 256, 257, 1024, 1025, 2048, 2049, 2816, 2817, 70_000])
 @pytest.mark.parametrize(
     ("head_dim", "kind", "tokens", "least_rows"),
     [
@@ -84,8 +84,10 @@ def test_long_sequences_have_the_long_kernel_where_it_runs(
     attention, long = ROTARY if kind else PLAIN, LONG[head_dim, kind]
     kernel = choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=HOPPER, long=long)
     without = choose_kernel(attention, head_dim, max_seqlen, rows, shared_bytes=HOPPER)
-    is_long = tokens < max_seqlen <= 65_535 and rows >= least_rows and without is not AttentionKernel.SHORT
-    assert kernel is (long.kernel if is_long else without)
+    is_few = long.kernel is AttentionKernel.LONG_192 and rows <= 1024
+    least = 128 if is_few and rows > 256 else tokens
+    is_long = least < max_seqlen <= 65_535 and rows >= least_rows and without is not AttentionKernel.SHORT
+    assert kernel is ((AttentionKernel.LONG_128 if is_few else long.kernel) if is_long else without)
 
 
 @pytest.mark.parametrize("max_seqlen", [1, 64, 128, 129, 512, 65_535, 65_536])

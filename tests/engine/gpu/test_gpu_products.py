@@ -10,6 +10,7 @@ from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu import products
 from penstock.engine.gpu.products import MAX_ROWS, Products, most_parts, short_split, short_tile
 from penstock.engine.kernels import mid_product, wide_product
+from penstock.engine.kernels.mid_product import MidTile
 from penstock.engine.kernels.short_product import STAGE_DEPTH, TILES
 
 widths = st.integers(1, 1024).map(lambda eighth: 8 * eighth)
@@ -33,45 +34,42 @@ def test_products_of_few_rows_have_tiles(rows: int, width: int, depth: int) -> N
 
 
 @given(rows=st.integers(1, 2000), width=widths, depth=widths, groups=st.integers(0, 132))
-def test_products_of_some_hundred_rows_fill_the_device_once(rows: int, width: int, depth: int, groups: int) -> None:
-    ours = Products(torch.empty(0), wide_groups=groups)
+def test_products_of_some_hundred_rows_are_computed_at_once(rows: int, width: int, depth: int, groups: int) -> None:
+    ours = Products(torch.empty(most_parts(width)), wide_groups=groups)
     tile, split = ours.mid_tile(rows, width), ours.split(rows, width, depth)
-    if tile is None:
-        assert split == short_split(rows, width, depth)
+    assert tile is None or tile.count(rows, width) <= groups
+    if split is None or not isinstance(split.tile, MidTile):
         return
-    assert tile.count(rows, width) <= groups
-    if split is not None:
-        assert split.tile == tile
-        assert split.num_parts >= 2
-        assert split.num_parts * tile.count(rows, width) <= groups
-        assert split.num_parts * rows * width <= most_parts(width)
-        stages = -(-depth // mid_product.STAGE_DEPTH)
-        assert (split.num_parts - 1) * -(-stages // split.num_parts) < stages  # the last has one too
+    assert split.tile in mid_product.TILES
+    assert split.num_parts * split.tile.count(rows, width) <= groups
+    assert split.num_parts == 1 or split.num_parts * rows * width <= most_parts(width)
+    stages = -(-depth // mid_product.STAGE_DEPTH)
+    assert (split.num_parts - 1) * -(-stages // split.num_parts) < stages  # the last has one too
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "depth", "groups", "parts"),
+    ("rows", "hidden", "tiles", "splits"),  # groups of the tiles to 3 and 4 times the hidden size; groups and parts
     [
-        (128, 3072, 768, None, None),
-        (160, 2304, 768, 1, None),
-        (160, 768, 3072, 1, 4),
-        (250, 768, 768, 1, 2),
-        (400, 3072, 768, 2, None),
-        (512, 768, 3072, 1, 2),
-        (768, 3072, 768, 3, None),
-        (1024, 3072, 768, 4, None),
-        (1024, 768, 3072, 1, None),
-        (1025, 768, 3072, None, None),
+        (32, 768, (None, None), ((None, 6), (None, 6))),  # of the products of few rows
+        (64, 768, (1, 1), ((1, 4), (1, 4))),
+        (160, 768, (1, 1), ((1, 3), (1, 4))),
+        (384, 768, (2, 2), ((1, 1), (1, 2))),
+        (640, 768, (2, 3), ((1, 1), (2, 3))),
+        (1024, 768, (4, 4), ((1, 1), (1, 1))),
+        (1088, 768, (None, None), (None, None)),  # cuBLAS's, or wide
+        (512, 1024, (2, 3), ((1, 1), (2, 3))),
+        (1024, 1024, (4, None), ((2, 1), None)),
+        (512, 384, (1, 1), ((1, 1), (1, 4))),
     ],
 )
-def test_bert_base_of_some_hundred_rows(
-    rows: int, width: int, depth: int, groups: int | None, parts: int | None
+def test_choices_that_were_measured(
+    rows: int, hidden: int, tiles: tuple[int | None, ...], splits: tuple[tuple[int | None, int] | None, ...]
 ) -> None:
-    ours = Products(torch.empty(0), wide_groups=132)
-    tile, split = ours.mid_tile(rows, width), ours.split(rows, width, depth)
-    assert (tile and tile.groups) == groups
-    if rows != 128 and width == 768:
-        assert (split and split.num_parts) == parts
+    ours = Products(torch.empty(most_parts(hidden)), wide_groups=132)
+    found = [ours.mid_tile(rows, times * hidden) for times in (3, 4)]
+    assert tuple(tile and tile.groups for tile in found) == tiles
+    chosen = [ours.split(rows, hidden, depth) for depth in (hidden, 4 * hidden)]
+    assert tuple(one and (getattr(one.tile, "groups", None), one.num_parts) for one in chosen) == splits
 
 
 @pytest.mark.parametrize(
