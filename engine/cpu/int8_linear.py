@@ -42,7 +42,7 @@ def require_int8_products() -> None:
         )
     from numba import config  # numba takes half a second to load
 
-    if config.DISABLE_JIT:
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # numba sets its attributes by name
         raise UnsupportedDevice(
             "dtype 'int8' needs loops that numba compiles, which NUMBA_DISABLE_JIT turns off. Unset it, or use auto, "
             "float32 or bfloat16."

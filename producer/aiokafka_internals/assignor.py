@@ -18,7 +18,7 @@ log = structlog.get_logger("penstock.group")
 
 def assignor_for(revision: str) -> type[RoundRobinPartitionAssignor]:
     """Deals each topic evenly, in the order of member ids. `revision`: of the model that this member runs."""
-    runs = f"penstock {version('penstock')}, model revision {revision[:16]}"
+    runs = f"penstock {version('penstock')}, model revision {revision}"
 
     class Assignor(RoundRobinPartitionAssignor):  # type: ignore[misc]  # aiokafka has no type information
         @classmethod

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertConfig
@@ -28,11 +29,13 @@ from penstock.ops.bench.common.processes import (
     serving,
 )
 from penstock.ops.bench.common.runner import run_suite
-from penstock.ops.bench.common.setup import shuffled_texts
+from penstock.ops.bench.common.setup import Setup, shuffled_texts
 from penstock.ops.bench.common.suite import SCALE, BenchSuite, Option, Part, named
+from penstock.ops.bench.contestants import int8_alone
 from penstock.ops.bench.contestants.engine_alone import EngineAlone, full_groups
 from penstock.ops.bench.contestants.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
 from penstock.ops.bench.contestants.labels import labels_beside_the_pipeline
+from penstock.ops.bench.cpu import part_int8
 from penstock.ops.bench.cpu.cpu_tables import largest_change
 from penstock.ops.bench.cpu.part_engine import cosine
 from penstock.ops.bench.serving.policies import DEFAULT, POLICIES
@@ -40,6 +43,7 @@ from penstock.ops.bench.serving.policies import SUITE as SERVING
 from penstock.ops.bench.suites import SUITES
 from penstock.ops.demo.demo_model import model_directory
 from penstock.worker.settings import WorkerSettings
+from tests.engine.helpers import needs_vnni
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 10), st.integers(1, 80))
@@ -74,6 +78,23 @@ def test_the_engine_alone_gives_each_text_its_own_vector() -> None:
     assert vectors.shape == (600, 384)
     assert seconds > 0
     assert cosine(vectors, np.tile(vectors[:20], (30, 1))).min() > 0.99999
+
+
+@needs_vnni
+@pytest.mark.slow
+def test_eight_bits_are_measured_without_contestants_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_alone, "find_spec", lambda name: None)
+    threads = torch.get_num_threads()
+    found = part_int8.run(Setup({"scale": 0.01}))
+    torch.set_num_threads(threads)
+    others = {"onnxruntime, onnx, onnxscript": "ONNX Runtime int8"}
+    others |= {f"{next(iter(others))}, openvino, nncf": "OpenVINO int8"}
+    left_out = {name: f"not installed: {packages}" for packages, name in others.items()}
+    assert {name: why for name, why in found["left_out"].items() if name in left_out} == left_out
+    assert found["texts"] == 64
+    assert all(len(rates) == 5 and min(rates) > 0 for rates in found["texts_per_cpu_s"].values())
+    assert 0.999 < found["cosine_to_float32"]["penstock int8"]["min"] < 0.99999
+    assert found["neighbours_kept"]["penstock float32"] == 1 >= found["neighbours_kept"]["penstock int8"] > 0.95
 
 
 @pytest.mark.slow
