@@ -199,12 +199,12 @@ def test_layers_that_would_lose_what_tells_tokens_apart_are_in_more_bits(
     """What all tokens have in common takes the digits of a row, and says nothing."""
     save_encoder(tmp_path, "bert", **_SIZES["bert"])
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors["encoder.layer.0.output.LayerNorm.bias"] += 20 * torch.randn(
-        256, generator=torch.Generator().manual_seed(1)
-    )
+    bias = tensors["encoder.layer.0.attention.output.LayerNorm.bias"]
+    bias += 5 * torch.randn(256, generator=torch.Generator().manual_seed(1))
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     engine = cpu_engine(tmp_path, "int8")
-    assert set(engine.info.wider_layers) == {f"1 {name}" for name in ("qkv", "attention_output", "up", "down")}
+    assert {"0 up", "0 down"} <= set(engine.info.wider_layers)
+    assert not {"0 qkv", "0 attention_output"} & set(engine.info.wider_layers)
     sequences = random_sequences([3, 9, 5, 40, 9, 17, 2])
     batch, exact = pack(sequences), cpu_engine(tmp_path).run(pack(sequences)).rows
     rows = engine.run(batch).rows
@@ -217,7 +217,7 @@ def test_layers_that_would_lose_what_tells_tokens_apart_are_in_more_bits(
         relative(torch.cat([*map(torch.from_numpy, found)]), torch.cat([*map(torch.from_numpy, exact)]))
         for found in (rows, all_in_int8.run(batch).rows)
     )
-    assert lost < 0.8 * before
+    assert lost < 0.7 * before
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -227,7 +227,7 @@ def test_eight_bits_are_told_beside_sixteen(sentences: Path, tmp_path: Path) -> 
     code, text = penstock("parity", str(sentences), "--dtype", "int8", "--device", "cpu")  # the down products alone
     assert code == 0, text
     beside = r"\(transformers in bfloat16: [\de.-]+, cos min 0\.\d+, [\d.]+% of neighbours kept\)"
-    assert re.search(rf"{beside}  [\d.]+% of neighbours kept", text)
+    assert re.search(rf"{beside} +[\d.]+% of neighbours kept", text)
 
 
 @pytest.mark.slow
