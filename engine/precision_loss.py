@@ -1,6 +1,6 @@
 """How far results in one precision are from those in float32, of the same sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
@@ -44,7 +44,7 @@ class PrecisionLoss:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, object]) -> "PrecisionLoss | None":
+    def from_dict(cls, data: Mapping[str, object]) -> "PrecisionLoss | None":
         """Inverse of `to_dict`; None for other data, which a damaged file may hold."""
         are_numbers = all(value is None or isinstance(value, int | float) for value in data.values())
         if data.keys() != {field.name for field in fields(cls)} or not are_numbers or data["num_sequences"] is None:

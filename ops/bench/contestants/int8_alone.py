@@ -97,7 +97,8 @@ class _Pooled(torch.nn.Module):
         states = self._encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         own = attention_mask.unsqueeze(-1).float()
         vectors = (states * own).sum(1) / own.sum(1)
-        return vectors / vectors.norm(dim=1, keepdim=True)
+        normalised: torch.Tensor = vectors / vectors.norm(dim=1, keepdim=True)
+        return normalised
 
 
 def _padded(ids: Ids) -> dict[str, npt.NDArray[np.int64]]:

@@ -51,8 +51,8 @@ def test_in_json_both_fields_follow_the_bytes_of_the_record(document: dict[str, 
 
 
 def test_results_of_int8_are_told_apart() -> None:
-    settings = RouteSettings(input_topic="in", output_topic="out", text="/a", result_field="v", revision_field="by")
-    found = RevisionField.of(settings, replace(INFO, dtype="int8"))
+    given: dict[str, Any] = {"input_topic": "in", "output_topic": "out", "text": "/a", "result_field": "v"}
+    found = RevisionField.of(RouteSettings(**given, revision_field="by"), replace(INFO, dtype="int8"))
     assert found == RevisionField("by", f"{MODEL}-int8")
 
 
