@@ -10,17 +10,19 @@ from pathlib import Path
 from penstock.engine.families import FAMILIES
 from penstock.engine.model.architectures import architectures_of
 from penstock.ops.bench.common import markdown
-from penstock.ops.bench.common.measures import filled, matches
+from penstock.ops.bench.common.measures import filled, matches, results
 from penstock.ops.bench.common.runs import RESULTS, Run, current_runs, machines
 from penstock.ops.bench.common.tables import caption
 from penstock.ops.bench.common.verdicts import spread
-from penstock.ops.bench.gpu.gpu_tables import GPU
+from penstock.ops.bench.gpu.gpu_tables import GPU, OURS, SDPA
 
 _HEADINGS = (
     *("family", "`model_type`", "checkpoints", "tasks", "runs"),
-    *("requests/s of 2-100 · 5-500 · 100-2,000 tokens", "share of the floor", "notes"),
+    *("requests/s of 2-100 · 5-500 · 100-2,000 tokens", "share of the floor"),
+    *("least cosine to float32 (transformers' own; between requests)", "notes"),
 )
 _FIGURES = ("ours, req/s", "share of the floor")  # of a shape's load: a column each
+_COSINES = (f"{OURS}, least", f"{SDPA}, least", "between requests")  # of a shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ FAMILY_ROWS = (
 
 def model_families(root: Path = RESULTS) -> str:
     """Markdown: a row for each family, and under the table the runs of its figures."""
-    measured = {shape: runs for row in FAMILY_ROWS for shape in row.shapes if (runs := _runs_of(shape, root))}
+    shapes = [shape for row in FAMILY_ROWS for shape in row.shapes]
+    measured = {shape: runs for shape in shapes if (runs := _runs_of(f"shape-{shape}", root))}
+    compared = _runs_of("cosines", root)
     rows = [
         [
             row.family,
@@ -105,14 +109,16 @@ def model_families(root: Path = RESULTS) -> str:
                 "<br>".join(_medians(measured[shape], shape, figure) for shape in row.shapes if shape in measured)
                 for figure in _FIGURES
             ],
+            "<br>".join(filter(None, [_cosines(compared, shape) for shape in row.shapes])),
             row.notes,
         ]
         for row in FAMILY_ROWS
     ]
     captions: dict[str, list[str]] = {}
     for shape, runs in measured.items():
-        captions.setdefault(caption(runs, [_part(shape)]), []).append(shape)
+        captions.setdefault(caption(runs, [f"shape-{shape}"]), []).append(shape)
     sources = [f"{', '.join(shapes)}: {text}" for text, shapes in captions.items()]
+    sources += [f"Cosines: {caption(compared, ['cosines'])}"] if compared else []
     return "\n\n".join([markdown.table(_HEADINGS, rows), *sources])
 
 
@@ -138,15 +144,21 @@ def _path(row: FamilyRow) -> str:
     return f"packed; padded on a GPU: {row.padded_on_gpu}" if row.padded_on_gpu else "packed"
 
 
-def _runs_of(shape: str, root: Path) -> Sequence[Run]:
-    """The current runs of the machine that measured it last; empty where none has."""
-    found = [current_runs("gpu", machine, root, [_part(shape)]) for machine in machines("gpu", root)]
-    found = [runs for runs in found if _medians(runs, shape, _FIGURES[0])]
+def _runs_of(part: str, root: Path) -> Sequence[Run]:
+    """The current runs of the machine that measured a part last; empty where none has."""
+    found = [current_runs("gpu", machine, root, [part]) for machine in machines("gpu", root)]
+    found = [runs for runs in found if any(results(run.record).get(part) for run in runs)]
     return max(found, key=lambda runs: str(runs[-1].record["started"]), default=[])
 
 
-def _part(shape: str) -> str:
-    return f"shape-{shape}"
+def _cosines(runs: Sequence[Run], shape: str) -> str:
+    """The shape, and its cosines, with the digits that tell them from 1; empty where none was measured."""
+    measures = [GPU.measures(run.record) for run in runs]
+    spreads = [spread(measured.get(f"cosines, {shape}, {figure}") for measured in measures) for figure in _COSINES]
+    if None in spreads:
+        return ""
+    ours, theirs, between = [one.median for one in spreads if one]
+    return f"{shape}: {ours:.7f} ({theirs:.7f}; {between:.2f})"
 
 
 def _medians(runs: Sequence[Run], shape: str, figure: str) -> str:

@@ -41,9 +41,9 @@ def test_a_run_lies_under_suite_machine_time_and_commit_with_its_header(tmp_path
 
 def test_the_command_of_a_run_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--parts", "a b", "--output", "/home/me/runs", "--log=/var/tmp/x.log", "--lengths", "20/45"]
-    monkeypatch.setattr("sys.argv", ["/usr/bin/penstock", *given, "--url-prefix", "/v1", "--path=/none-such/v1"])
+    monkeypatch.setattr("sys.argv", ["/usr/bin/penstock", *given, "--url-prefix", "/v1", "--path=/v1"])
     assert begin("cpu", MACHINE)["command"].endswith(
-        "--parts 'a b' --output runs --log=x.log --lengths 20/45 --url-prefix /v1 --path=/none-such/v1"
+        "--parts 'a b' --output runs --log=x.log --lengths 20/45 --url-prefix /v1 --path=/v1"
     )
 
 
@@ -201,17 +201,20 @@ def test_every_table_can_be_made_and_none_is_empty() -> None:
 def test_the_table_of_models_has_every_shape_once_with_the_figures_of_its_newest_runs(tmp_path: Path) -> None:
     assert sorted(shape for row in FAMILY_ROWS for shape in row.shapes) == sorted(SHAPES)
     for day, seconds in ((1, 1.0), (2, 0.5)):
+        cosines = {who: {"min": 1 - seconds / 1e5, "mean": 1.0} for who in ("ours", "transformers SDPA")}
         load = {"low": 2, "high": 100, "requests": 100, "s": {"floor": 0.25, "ours": seconds}}
         parts = {
             "shape-bge-m3": {"result": {"one_request_ms": 1.0, "loads": [load]}},
             "shape-GTE-base": {"result": None},
+            "cosines": {"result": {"shapes": {"bge-m3": {"between": 0.5, **cosines}}}},
         }
         header = {**begin("gpu", MACHINE, commit=f"abcdef{day}"), "started": f"2026-01-0{day}T00:00:00+00:00"}
         keep({**header, "parts": parts}, tmp_path)
     page = model_families(tmp_path)
     [row] = [line for line in page.splitlines() if "bge-m3:" in line and line.startswith("|")]
-    assert "| bge-m3: 200.0 | bge-m3: 0.500 |" in row
-    assert page.endswith("\n\nbge-m3: *AMD EPYC, 2 cores, commit abcdef2, 2026-01-02, 1 run.*")
+    assert "| bge-m3: 200.0 | bge-m3: 0.500 | bge-m3: 0.9999950 (0.9999950; 0.50) |" in row
+    source = "*AMD EPYC, 2 cores, commit abcdef2, 2026-01-02, 1 run.*"
+    assert page.endswith(f"\n\nbge-m3: {source}\n\nCosines: {source}")
     assert "GTE-base:" not in page
 
 
@@ -233,7 +236,9 @@ def test_every_file_in_the_results_is_of_its_place() -> None:
         record = json.loads(path.read_text(encoding="utf-8"))
         assert record["suite"] == path.parent.parent.name
         assert {"command", "started", "commit", "dirty", "load", "machine", "parts"} <= record.keys()
-        assert not re.search(r"(^|[\s='\"])/", record["command"] or ""), f"{path} names a folder of a machine"
+        assert not re.search(r"(^|[\s='\"])/[^\s'\"/]+/", record["command"] or ""), (
+            f"{path} names a folder of a machine"
+        )
 
 
 def test_figures_stand_to_the_right_and_words_to_the_left() -> None:

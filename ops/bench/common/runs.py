@@ -132,10 +132,10 @@ def _load() -> list[float]:
 
 
 def _without_folders(argument: str) -> str:
-    """A path of this machine by its last name alone, also behind an option's `=`. That of a URL stays."""
+    """A path of this machine by its last name alone, also behind an option's `=`. `/v1`, as URLs have it, stays."""
     option, sign, value = argument.rpartition("=")
-    is_of_machine = value.startswith("/") and Path(*Path(value).parts[:2]).exists()
-    return f"{option}{sign}{Path(value).name}" if is_of_machine else argument
+    names_folders = value.startswith("/") and len(Path(value).parts) > len(("/", "v1"))
+    return f"{option}{sign}{Path(value).name}" if names_folders else argument
 
 
 def _program() -> str:
