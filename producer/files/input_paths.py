@@ -2,30 +2,36 @@
 
 import glob
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from penstock.producer.files.delta_table import delta_files
 from penstock.producer.files.object_path import ObjectPath
 from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import FORMATS
 
 _HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files, and directories, of no tables
-_TABLE_LOGS = ("_delta_log/*.json", "metadata/*.metadata.json")  # of Delta and Iceberg
+_TABLE_LOGS = ("_delta_log/*.json", "metadata/*.metadata.json")  # of Delta in a store of objects, and of Iceberg
 
 
-def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
+def input_paths(given: Iterable[Path], output: Path, versions: Mapping[str, int] | None = None) -> list[Path]:
     """The files that `given` names, in its order; those of a directory or a pattern are in order of their paths.
 
     The output, parts of bulk jobs, and what is in hidden directories are left out of directories and patterns.
+    `versions`: of Delta tables, as `table_versions` gives them.
 
     Raises:
-        TableError: a directory or a pattern has no table, or a directory is a table of Delta or Iceberg.
+        TableError: a directory or a pattern has no table, or a directory is a table whose log is not read.
     """
+    versions = versions or {}
     paths: list[Path] = []
     for path in given:
         if path == STANDARD or path.is_file():
             paths.append(path)
+            continue
+        if (version := versions.get(str(path.resolve()))) is not None:
+            paths += delta_files(path, version)
             continue
         is_pattern = not path.is_dir() and glob.has_magic(str(path))
         if not is_pattern and not path.is_dir():
@@ -33,7 +39,8 @@ def input_paths(given: Iterable[Path], output: Path) -> list[Path]:
             continue
         if any(next(path.glob(log), None) for log in _TABLE_LOGS):
             raise TableError(
-                f"{path} is a table of Delta or Iceberg, whose log says which files are its rows. Name them."
+                f"{path} is a table of Iceberg, or of Delta in a store of objects, whose log says which files are its "
+                "rows. Name them."
             )
         root = _fixed_part(path) if is_pattern else path
         found = sorted(_tables(root, _candidates(path, root), output.resolve()))

@@ -1,7 +1,7 @@
 """Manifest of a bulk job: what it is, and which of its parts are finished."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -37,16 +37,25 @@ class FileJob:
     model: str
     format: str  # of the output
     version: int = _VERSION
+    tables: dict[str, int] = field(default_factory=dict)  # versions of Delta tables among the inputs, by path
 
     @classmethod
     def of(
-        cls, inputs: Sequence[Path], columns: Sequence[str], task: str, options: Options, model: str, extension: str
+        cls,
+        inputs: Sequence[Path],
+        columns: Sequence[str],
+        task: str,
+        options: Options,
+        model: str,
+        extension: str,
+        tables: Mapping[str, int],
     ) -> Self:
         """The job of these arguments now."""
         defaults = NO_OPTIONS._asdict()
         given = {name: value for name, value in options._asdict().items() if value != defaults[name]}
         stamps = [_input_file(path) for path in inputs]
-        return cls(stamps, list(columns), task, json.loads(json.dumps(given)), model, extension)
+        options_given = json.loads(json.dumps(given))
+        return cls(stamps, list(columns), task, options_given, model, extension, tables=dict(tables))
 
 
 def stamp_of(path: Path) -> list[int] | None:

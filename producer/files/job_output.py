@@ -1,8 +1,8 @@
 """The output of a job: the rows of its input with their results. See `penstock.producer.files`."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +35,7 @@ class JobOutput:
     restart: bool = False  # discard the finished rows of an earlier run
     allow_mixed_revisions: bool = False  # answers may come from several revisions of the model; see `OneRevision`
     standard_format: str | None = None  # extension that standard output, `-`, is written as; or OPENAI, of files too
+    tables: Mapping[str, int] = field(default_factory=dict)  # versions of Delta tables among the inputs, by path
 
     def open(self, reader: Reader) -> PartWriter:
         """Create a file, or continue it: `reader` then leaves out finished rows.
@@ -79,6 +80,11 @@ class JobOutput:
             raise TableError(f"{self.path} cannot be written: {folder} {fault}.")
         return 0 if kept is None else kept.report.rows
 
+    def kept_tables(self) -> Mapping[str, int]:
+        """`tables` of the job that `open` would continue, so that it reads the same rows. Raises TableError."""
+        kept = None if self.restart or self.path == STANDARD else self._kept()
+        return {} if kept is None else kept.job.tables
+
     def _kept(self) -> Manifest | None:
         return kept_object_manifest(self.path) if isinstance(self.path, ObjectPath) else kept_manifest(self.path)
 
@@ -96,7 +102,7 @@ class JobOutput:
 
     def _job(self, reader: Reader) -> FileJob:
         extension = format_of(self.path, self.standard_format)
-        return FileJob.of(reader.paths, reader.texts, self.task, self.options, self.model, extension)
+        return FileJob.of(reader.paths, reader.texts, self.task, self.options, self.model, extension, self.tables)
 
 
 def _check_openai(task: str, options: Options) -> None:

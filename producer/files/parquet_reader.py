@@ -37,8 +37,9 @@ def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None
     try:
         # `pre_buffer` would keep all of the file that was read in memory; without a buffer, a row group is read whole.
         file = ParquetFile(_source(path), pre_buffer=False, buffer_size=_BUFFER_BYTES)
-        added = added_to(path, file.schema_arrow, partition or {})
-        schema = with_fields(file.schema_arrow, added)
+        stored = _schema_without_views(file.schema_arrow)
+        added = added_to(path, stored, partition or {})
+        schema = with_fields(stored, added)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise TableError(f"{path} is not a Parquet file that can be read: {error}.") from error
     with file:
@@ -49,10 +50,35 @@ def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None
         yield schema.names, schema
         number = 1
         for batch in _row_batches(path, file):
-            rows = with_partition(batch, added)
+            rows = with_partition(_without_views(batch, stored), added)
             numbers = Numbers(name_of(path), "row", range(number, number + rows.num_rows))
             yield Block(_texts(rows, columns, number), rows, rows.nbytes, numbers=numbers)
             number += rows.num_rows
+
+
+def _schema_without_views(schema: "pa.Schema") -> "pa.Schema":
+    """With strings in place of views of them: files of one table differ in it by the library that wrote them."""
+    import pyarrow as pa
+
+    for place, field in enumerate(schema):
+        if pa.types.is_string_view(field.type):
+            schema = schema.set(place, field.with_type(pa.string()))
+    return schema
+
+
+def _without_views(rows: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
+    """The rows in such a schema. Bytes that are not UTF-8 stay, which a cast between strings would refuse."""
+    import pyarrow as pa
+
+    if rows.schema.equals(schema):
+        return rows
+    columns = [
+        column.view(pa.binary_view()).cast(pa.binary()).view(pa.string())
+        if pa.types.is_string_view(column.type)
+        else column
+        for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _source(path: Path) -> Path | ObjectReader:
@@ -96,7 +122,7 @@ def holds_strings(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def count_parquet(path: Path) -> int:

@@ -20,7 +20,7 @@ from penstock.ops.cli.main import app
 from penstock.producer import client
 from penstock.producer.answer_stream import Result
 from penstock.producer.errors import BackendError, UnsupportedTask
-from penstock.producer.files import part_writer, row_blocks
+from penstock.producer.files import parquet_reader, part_writer, row_blocks
 from penstock.producer.one_revision import OneRevision
 from penstock.producer.wire.messages import Classification, Reply, Text
 from penstock.scheduler import CostTable
@@ -398,14 +398,13 @@ class TestInputs:
         assert code == 2
         assert "The columns that directories give to" in said
 
-    @pytest.mark.parametrize("log", ["_delta_log/00000000000000000000.json", "metadata/v1.metadata.json"])
-    def test_a_table_with_a_log_is_no_directory_of_files(self, tmp_path: Path, log: str) -> None:
-        (tmp_path / log).parent.mkdir()
-        (tmp_path / log).write_text("{}")
+    def test_a_table_with_a_log_is_no_directory_of_files(self, tmp_path: Path) -> None:
+        (tmp_path / "metadata").mkdir()
+        (tmp_path / "metadata" / "v1.metadata.json").write_text("{}")
         pq.write_table(pa.table({"text": ["removed since"]}), tmp_path / "part.parquet")
         code, said, _ = penstock("classify", tmp_path, tmp_path / "out.parquet")
         assert code == 2
-        assert "is a table of Delta or Iceberg" in said
+        assert "is a table of Iceberg" in said
 
     def test_parquet_files_of_other_types(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
@@ -413,6 +412,102 @@ class TestInputs:
         code, said, _ = penstock("classify", tmp_path / "a.parquet", tmp_path / "b.parquet", tmp_path / "out.parquet")
         assert code == 2
         assert "columns of other types" in said
+
+
+class TestDeltaTables:
+    @pytest.fixture
+    def table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Three versions: 24 rows in files of 12, of which the last one deletes three."""
+        deltalake = pytest.importorskip("deltalake")
+        monkeypatch.setattr(parquet_reader, "BLOCK_ROWS", 4)
+        for rows in (CARDS[:12], CARDS[12:24]):
+            deltalake.write_deltalake(tmp_path / "cards", pa.table({"text": rows}), mode="append")
+        deltalake.DeltaTable(tmp_path / "cards").delete("text in ('card 1', 'card 5', 'card 20')")
+        return tmp_path / "cards"
+
+    def test_the_rows_are_those_of_the_present_version(self, tmp_path: Path, table: Path) -> None:
+        code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
+        assert (code, f"Reading version 2 of {table}." in said) == (0, True), said
+        written = pq.read_table(tmp_path / "out.parquet")
+        assert sorted(written["text"].to_pylist()) == sorted({*CARDS[:24]} - {"card 1", "card 5", "card 20"})
+
+    def test_a_job_is_continued_with_the_version_with_which_it_began(
+        self, tmp_path: Path, table: Path, instant: type[InstantClient]
+    ) -> None:
+        import deltalake
+
+        assert penstock("classify", table, tmp_path / "undisturbed.parquet")[0] == 0
+        instant.num_answered, instant.interrupt_at = 0, 20
+        assert penstock("classify", table, tmp_path / "out.parquet")[0] == 130
+        instant.num_answered, instant.interrupt_at = 0, None
+        deltalake.write_deltalake(table, pa.table({"text": CARDS[24:]}), mode="append")
+        deltalake.DeltaTable(table).delete("text = 'card 3'")
+        code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
+        assert (code, f"Reading version 2 of {table}." in said) == (0, True), said
+        assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "undisturbed.parquet").read_bytes()
+        code, said, _ = penstock("classify", table, tmp_path / "new.parquet")
+        assert (code, f"Reading version 4 of {table}." in said) == (0, True), said
+        assert pq.read_metadata(tmp_path / "new.parquet").num_rows == 26
+
+    def test_a_version_whose_files_are_gone_is_read_anew_if_it_is_asked_for(
+        self, tmp_path: Path, table: Path, instant: type[InstantClient]
+    ) -> None:
+        import deltalake
+
+        instant.interrupt_at = 20
+        assert penstock("classify", table, tmp_path / "out.parquet")[0] == 130
+        instant.num_answered, instant.interrupt_at = 0, None
+        deltalake.DeltaTable(table).delete("text = 'card 3'")
+        given = {"retention_hours": 0, "enforce_retention_duration": False, "dry_run": False}
+        deltalake.DeltaTable(table).vacuum(**given)
+        code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
+        assert (code, "version 2 has lost part-" in said) == (2, True), said
+        assert penstock("classify", table, tmp_path / "out.parquet", "--restart")[0] == 0
+        assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 20
+
+    def test_deleted_rows_are_never_read_as_live(self, tmp_path: Path, table: Path) -> None:
+        """As Spark deletes them: a file stays, with a vector of the rows of it that are gone."""
+        log = table / "_delta_log"
+        [added] = [
+            json.loads(line)["add"]
+            for line in (log / f"{1:020}.json").read_text().splitlines()
+            if "add" in json.loads(line)
+        ]
+        vector = {
+            "storageType": "i",
+            "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
+            "sizeInBytes": 40,
+            "cardinality": 6,
+        }
+        features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+        actions = [
+            {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}},
+            {"add": added | {"deletionVector": vector}},
+        ]
+        (log / f"{3:020}.json").write_text("\n".join(map(json.dumps, actions)))
+        code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
+        assert (code, "is a Delta table with deletionVectors: its files do not hold its rows" in said) == (2, True)
+
+    def test_files_without_a_column_of_the_table_are_refused(self, tmp_path: Path, table: Path) -> None:
+        import deltalake
+
+        column = deltalake.schema.Field("shop", deltalake.schema.PrimitiveType("string"))
+        deltalake.DeltaTable(table).alter.add_columns(column)
+        code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
+        assert (code, "was written before shop changed" in said) == (2, True), said
+
+    def test_a_table_by_partitions_is_refused(self, tmp_path: Path) -> None:
+        """Whose columns have the types of its log, and not those that the names of directories look like."""
+        deltalake = pytest.importorskip("deltalake")
+        rows = pa.table({"text": ["card"], "shop": ["007"]})
+        deltalake.write_deltalake(tmp_path / "cards", rows, partition_by=["shop"])
+        code, said, _ = penstock("classify", tmp_path / "cards", tmp_path / "out.parquet")
+        assert (code, "is a Delta table with partitions by shop" in said) == (2, True)
+
+    def test_a_log_that_cannot_be_read_is_refused(self, tmp_path: Path, table: Path) -> None:
+        (table / "_delta_log" / f"{3:020}.json").write_text("{")
+        code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
+        assert (code, "the Delta log cannot be read" in said) == (2, True), said
 
 
 class TestStandardStreams:

@@ -377,7 +377,7 @@ def test_a_folder_and_a_pattern(store: S3Store) -> None:
 def test_a_folder_with_a_log_is_no_folder_of_tables(store: S3Store, log: str) -> None:
     obstore.put(store, f"data/{log}", b"{}")
     obstore.put(store, "data/1.csv", b"text\nhello\n")
-    with pytest.raises(TableError, match=r"^s3://rows/data is a table of Delta or Iceberg"):
+    with pytest.raises(TableError, match=r"^s3://rows/data is a table of Iceberg, or of Delta in a store"):
         input_paths([file_path("s3://rows/data")], Path("out.csv"))
     (named,) = input_paths([file_path("s3://rows/data/*.csv")], Path("out.csv"))
     assert str(named) == "s3://rows/data/1.csv"

@@ -28,6 +28,7 @@ from penstock.producer.files import (
     count_rows,
     open_reader,
 )
+from penstock.producer.files.delta_table import table_versions
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import FLEET_ERRORS, BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.input_paths import input_paths
@@ -64,7 +65,10 @@ def run_file_job(
     )
     writer: _Writer | None = None
     try:
-        paths = input_paths(sources, target)
+        output = dataclasses.replace(output, tables=table_versions(sources, output.kept_tables()))
+        for table, version in output.tables.items():
+            say(f"Reading version {version} of {table}.")
+        paths = input_paths(sources, target, output.tables)
         check_report(settings, [*paths, target])
         opened = open_reader(paths, columns, standard_format=settings.standard_format, model=settings.served_name)
         with opened as reader, ExitStack() as stack:
