@@ -85,7 +85,7 @@ GPU = BenchSuite(
         "cosines": Part(f"{_BENCH}.gpu.part_cosines:run", 60),
         **{f"shape-{name}": Part(f"{_BENCH}.gpu.part_shapes:run", 25, (name,)) for name in SHAPES},
     },
-    time_limit_s=400.0,
+    time_limit_s=460.0,
     options=[DEVICE, SEED],
 )
 CELLULAR = BenchSuite(
