@@ -20,7 +20,8 @@ _FREE_SHARED_BYTES = 48 * 1024  # a kernel must request more
 _HEADERS = {  # beside those that all kernels have
     **dict.fromkeys(("short_product", "short_lstm"), ("short_tile",)),
     **dict.fromkeys(("packed_attention", "biased_attention", "windowed_attention"), ("packed_tile",)),
-    **dict.fromkeys(("mid_product", "wide_product", "long_attention", "long_disentangled"), ("hopper",)),
+    **dict.fromkeys(("mid_product", "wide_product"), ("hopper",)),
+    **dict.fromkeys(("long_attention", "long_disentangled"), ("hopper", "warpgroups")),
 }
 _NORM = struct.Struct("PPfi")
 VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it

@@ -44,23 +44,8 @@
 //   both are aligned. Tiles after that one, of later queries' groups, pass by. A row's bits depend only on its own sequence.
 
 constexpr int KEYS = 128;  // of a tile
-constexpr int BOX = 64, BOX_BYTES = BOX * 128;  // rows, and columns, of a box
-constexpr int GROUP_WARPS = 4, GROUP_THREADS = GROUP_WARPS * WARP;
 constexpr int QUERY_BUFFERS = 2;
 constexpr int EMPTY = 8;  // from the barrier of a full buffer to that of the same when it is empty
-constexpr float LARGEST_LOG2_WEIGHT = 8.0f;
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
-// A buffer of a ring, and the parity of its use.
-template <int COUNT> struct Ring {
-    unsigned buffer = 0, parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++buffer == COUNT) buffer = 0, parity ^= 1;
-    }
-};
-
-// A sequence's length, of an item of the plan.
-__device__ __forceinline__ int length_of(int2 item) { return item.y & 0xffff; }
 
 // A kind of block, and its addresses in shared memory.
 template <int HEAD_DIM, int GROUP_COUNT, bool IS_CAUSAL> struct Block {
@@ -113,9 +98,6 @@ __device__ __forceinline__ void group_sync(unsigned group) {
     asm volatile("bar.sync %0, %1;" ::"r"(4 + group), "n"(GROUP_THREADS) : "memory");
 }
 
-// What is written to shared memory is seen by the tensor cores and the copy engine, after a barrier.
-__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // Products
 
 // sums [64, N] += a [64, 16] b [16, N], a in registers and b in shared memory.
@@ -137,12 +119,6 @@ __device__ __forceinline__ void add_product(float (&sums)[32], const unsigned (&
 __device__ __forceinline__ void add_product(float (&sums)[64], const unsigned (&a)[4], unsigned long long b) {
     if constexpr (IS_HALF<scalar>) ADD_128("f16.f16");
     else ADD_128("bf16.bf16");
-}
-
-// The compiler may not move work on the sums across this.
-template <int N> __device__ __forceinline__ void pin(float (&sums)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 template <int D> __device__ __forceinline__ void issue_scores(float (&scores)[KEYS / 2], unsigned queries, unsigned keys) {
@@ -311,41 +287,6 @@ template <class B> __device__ __forceinline__ void produce(const TensorMap& qkv,
     }
 }
 
-// The warp's rows, normalised, by way of `staging`, which held the group's queries. first_query: the warp's, in its
-// sequence.
-template <int D> __device__ __forceinline__ void store(
-    scalar* out, const float (&sums)[D / 2], const Softmax& softmax, unsigned staging, int2 item, int first_query,
-    int column, int hidden) {
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    staging += threadIdx.x / WARP % GROUP_WARPS * 16 * 128;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float total = softmax.total[h];
-        total += __shfl_xor_sync(FULL_MASK, total, 1);
-        total += __shfl_xor_sync(FULL_MASK, total, 2);
-        const float factor = __fdividef(1.0f, total);
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j) {
-            const unsigned to = staging + j / 8 * BOX_BYTES + (g + 8 * h) * 128 + ((j % 8 ^ g) * 16) + 4 * t;
-            const unsigned pair = pack_pair(sums[4 * j + 2 * h] * factor, sums[4 * j + 2 * h + 1] * factor);
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair) : "memory");
-        }
-    }
-    __syncwarp();
-    const int row = lane / 8, chunk = lane % 8, count = length_of(item) - first_query;
-    scalar* to = out + (static_cast<size_t>(item.x) + first_query + row) * hidden + column + chunk * VECTOR;
-#pragma unroll
-    for (int part = 0; part < D / BOX; ++part)
-#pragma unroll
-        for (int i = 0; i < 16; i += 4) {
-            const unsigned at = staging + part * BOX_BYTES + (row + i) * 128 + ((chunk ^ (row + i) % 8) * 16);
-            uint4 piece;
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w) : "r"(at) : "memory");
-            if (row + i < count) store_vector(to + static_cast<size_t>(i) * hidden + part * BOX, piece);
-        }
-}
-
 __device__ __forceinline__ void release(unsigned full) {
     if (threadIdx.x % WARP == 0) barrier_arrive(full + EMPTY);
 }
@@ -441,7 +382,7 @@ template <class B> __device__ __forceinline__ void consume(
             values.advance();
             group_sync(group);  // no warp's products read the queries any more
             const int column = unit % units.heads * D, first = first_query + threadIdx.x / WARP % GROUP_WARPS * 16;
-            store<D>(out, sums, softmax, own, item, first, column, units.heads * D);
+            store<D>(out, sums, softmax.total, own, item, first, column, units.heads * D);
             publish();
             __syncwarp();
         }

@@ -35,27 +35,12 @@
 // Fragments and softmax: as in long_attention.cu. Rows of keys beyond a sequence's end
 //   are another's: their scores become minus infinity, and their values zero, since zero times NaN is NaN.
 
-constexpr int D = 64, KEYS = 64, BOX = 64, BOX_BYTES = BOX * 128;
-constexpr int GROUPS = 3, GROUP_WARPS = 4, GROUP_THREADS = GROUP_WARPS * WARP;
+constexpr int D = 64, KEYS = 64, GROUPS = 3;
 constexpr int BOXES = GROUPS + 4;  // GROUPS + 1 in use, and three to come
 constexpr int STAGES = 3;          // of keys and values
 constexpr int POSITION_ROW = 136;  // float16 of a key's row of p2c: eight rows begin four banks apart
 constexpr float PART_OF_RELATIVE = 8.0f;  // of which kr and qr are one
-constexpr float LARGEST_LOG2_WEIGHT = 8.0f, LARGEST_WEIGHT = 256.0f;
-#define MINUS_INFINITY __int_as_float(0xff800000)
-
-// A buffer of a ring, and the parity of its use.
-template <int COUNT> struct Ring {
-    unsigned buffer = 0, parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++buffer == COUNT) buffer = 0, parity ^= 1;
-    }
-    __device__ __forceinline__ unsigned before(unsigned count) const {
-        return buffer >= count ? buffer - count : buffer + COUNT - count;
-    }
-};
-
-__device__ __forceinline__ int length_of(int2 item) { return item.y & 0xffff; }
+constexpr float LARGEST_WEIGHT = 256.0f;  // two to the power of LARGEST_LOG2_WEIGHT
 
 // A block's addresses in shared memory.
 struct Block {
@@ -86,9 +71,6 @@ struct Units {
 __device__ __forceinline__ void group_sync(unsigned group) {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP_THREADS) : "memory");
 }
-
-// What is written to shared memory is seen by the tensor cores and the copy engine, after a barrier.
-__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void release(unsigned empty) {
     if (threadIdx.x % WARP == 0) barrier_arrive(empty);
@@ -133,12 +115,6 @@ __device__ __forceinline__ void multiply_shared(
     float (&sums)[32], unsigned long long a, unsigned long long b, int add) {
     if constexpr (IS_HALF<scalar>) MULTIPLY_SHARED_64("f16.f16");
     else MULTIPLY_SHARED_64("bf16.bf16");
-}
-
-// The compiler may not move work on the sums across this.
-template <int N> __device__ __forceinline__ void pin(float (&sums)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 // sums = queries [64, D] matrix [64, D]'.
@@ -383,38 +359,6 @@ __device__ __forceinline__ void produce(
     }
 }
 
-// The warp's rows, normalised, by way of `staging`, a group's 64 rows of 128 bytes. first_query: the warp's.
-__device__ __forceinline__ void store(
-    scalar* out, const float (&sums)[32], const Softmax& softmax, unsigned staging, int2 item, int first_query,
-    int column, int hidden) {
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    staging += threadIdx.x / WARP % GROUP_WARPS * 16 * 128;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float total = softmax.total[h];
-        total += __shfl_xor_sync(FULL_MASK, total, 1);
-        total += __shfl_xor_sync(FULL_MASK, total, 2);
-        const float factor = __fdividef(1.0f, total);
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j) {
-            const unsigned to = staging + (g + 8 * h) * 128 + ((j ^ g) * 16) + 4 * t;
-            const unsigned pair = pack_pair(sums[4 * j + 2 * h] * factor, sums[4 * j + 2 * h + 1] * factor);
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair) : "memory");
-        }
-    }
-    __syncwarp();
-    const int row = lane / 8, chunk = lane % 8, count = length_of(item) - first_query;
-    scalar* to = out + (static_cast<size_t>(item.x) + first_query + row) * hidden + column + chunk * VECTOR;
-#pragma unroll
-    for (int i = 0; i < 16; i += 4) {
-        const unsigned at = staging + (row + i) * 128 + ((chunk ^ (row + i) % 8) * 16);
-        uint4 piece;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w) : "r"(at) : "memory");
-        if (row + i < count) store_vector(to + static_cast<size_t>(i) * hidden, piece);
-    }
-}
-
 // A warp's sixteen queries as left operands; zeros beyond the sequence. from: the first of them, of which `count` are.
 __device__ __forceinline__ void load_queries(unsigned (&queries)[D / 16][4], const scalar* from, int count, int width) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
@@ -541,7 +485,7 @@ __device__ __forceinline__ void consume(
             pin(sums);
             release(block.tile_empty(stages.before(1)));
             group_sync(group);  // no warp reads positions any more
-            store(out, sums, softmax, own, item, row, column, hidden);
+            store<D>(out, sums, softmax.total, own, item, row, column, hidden);
         }
         item = next;
     }
