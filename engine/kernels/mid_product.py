@@ -33,7 +33,7 @@ class MidTile(NamedTuple):
         stage = (self.rows + COLUMNS) * _ROW_BYTES + 2 * 8  # and its barriers
         return 1024 + self.stages * stage + 2 * COLUMNS  # the ring begins on a boundary of 1,024; the bias
 
-    def count(self, rows: int, width: int) -> int:
+    def num_tiles(self, rows: int, width: int) -> int:
         """Tiles of a product."""
         return -(-rows // self.rows) * -(-width // COLUMNS)
 

@@ -37,11 +37,11 @@ def test_products_of_few_rows_have_tiles(rows: int, width: int, depth: int) -> N
 def test_products_of_some_hundred_rows_are_computed_at_once(rows: int, width: int, depth: int, groups: int) -> None:
     ours = Products(torch.empty(most_parts(width)), wide_groups=groups)
     tile, split = ours.mid_tile(rows, width), ours.split(rows, width, depth)
-    assert tile is None or tile.count(rows, width) <= groups
+    assert tile is None or tile.num_tiles(rows, width) <= groups
     if split is None or not isinstance(split.tile, MidTile):
         return
     assert split.tile in mid_product.TILES
-    assert split.num_parts * split.tile.count(rows, width) <= groups
+    assert split.num_parts * split.tile.num_tiles(rows, width) <= groups
     assert split.num_parts == 1 or split.num_parts * rows * width <= most_parts(width)
     stages = -(-depth // mid_product.STAGE_DEPTH)
     assert (split.num_parts - 1) * -(-stages // split.num_parts) < stages  # the last has one too
