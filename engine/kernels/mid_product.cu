@@ -120,8 +120,8 @@ template <int GROUPS, int STAGES> struct Tile {
     }
 
     // One thread. See wait_for_previous in common.cuh.
-    static __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, unsigned base, const Place& at,
-                                            bool lets_next_late) {
+    static __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, unsigned base,
+                                                   const Place& at, bool lets_next_late) {
         const auto load_w = [&](unsigned stage, unsigned i) {
             const unsigned full = base + FULL_OFFSET + 8 * stage;
             barrier_expect(full, STAGE_BYTES);
@@ -140,7 +140,8 @@ template <int GROUPS, int STAGES> struct Tile {
                 barrier_wait(base + EMPTY_OFFSET + 8 * stage, phase ^ 1);
                 load_w(stage, i);
             }
-            load_box(base + stage * STAGE_BYTES, x, (at.first + i) * STAGE_DEPTH, at.row, base + FULL_OFFSET + 8 * stage);
+            const unsigned full = base + FULL_OFFSET + 8 * stage;
+            load_box(base + stage * STAGE_BYTES, x, (at.first + i) * STAGE_DEPTH, at.row, full);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
@@ -200,7 +201,8 @@ __device__ __forceinline__ void mid_product(const TensorMap& x, const TensorMap&
         store_parts(partials + (long long)blockIdx.z * rows * width, sums, row, at.column, rows, width);
     } else {
         asm volatile("bar.sync 1, %0;" ::"n"(WARP * Tile::WARPS) : "memory");  // all warps have read the ring
-        finish(out, reinterpret_cast<const scalar2*>(shift), sums, ring + warp * OUT_BYTES, row, at.column, rows, width);
+        finish(out, reinterpret_cast<const scalar2*>(shift), sums, ring + warp * OUT_BYTES, row, at.column, rows,
+               width);
     }
 }
 
