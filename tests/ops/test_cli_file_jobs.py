@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -418,7 +419,6 @@ class TestDeltaTables:
     @pytest.fixture
     def table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Three versions: 24 rows in files of 12, of which the last one deletes three."""
-        deltalake = pytest.importorskip("deltalake")
         monkeypatch.setattr(parquet_reader, "BLOCK_ROWS", 4)
         for rows in (CARDS[:12], CARDS[12:24]):
             deltalake.write_deltalake(tmp_path / "cards", pa.table({"text": rows}), mode="append")
@@ -434,8 +434,6 @@ class TestDeltaTables:
     def test_a_job_is_continued_with_the_version_with_which_it_began(
         self, tmp_path: Path, table: Path, instant: type[InstantClient]
     ) -> None:
-        import deltalake
-
         assert penstock("classify", table, tmp_path / "undisturbed.parquet")[0] == 0
         instant.num_answered, instant.interrupt_at = 0, 20
         assert penstock("classify", table, tmp_path / "out.parquet")[0] == 130
@@ -452,14 +450,11 @@ class TestDeltaTables:
     def test_a_version_whose_files_are_gone_is_read_anew_if_it_is_asked_for(
         self, tmp_path: Path, table: Path, instant: type[InstantClient]
     ) -> None:
-        import deltalake
-
         instant.interrupt_at = 20
         assert penstock("classify", table, tmp_path / "out.parquet")[0] == 130
         instant.num_answered, instant.interrupt_at = 0, None
         deltalake.DeltaTable(table).delete("text = 'card 3'")
-        given = {"retention_hours": 0, "enforce_retention_duration": False, "dry_run": False}
-        deltalake.DeltaTable(table).vacuum(**given)
+        deltalake.DeltaTable(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
         code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
         assert (code, "version 2 has lost part-" in said) == (2, True), said
         assert penstock("classify", table, tmp_path / "out.parquet", "--restart")[0] == 0
@@ -489,8 +484,6 @@ class TestDeltaTables:
         assert (code, "is a Delta table with deletionVectors: its files do not hold its rows" in said) == (2, True)
 
     def test_files_without_a_column_of_the_table_are_refused(self, tmp_path: Path, table: Path) -> None:
-        import deltalake
-
         column = deltalake.schema.Field("shop", deltalake.schema.PrimitiveType("string"))
         deltalake.DeltaTable(table).alter.add_columns(column)
         code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
@@ -498,7 +491,6 @@ class TestDeltaTables:
 
     def test_a_table_by_partitions_is_refused(self, tmp_path: Path) -> None:
         """Whose columns have the types of its log, and not those that the names of directories look like."""
-        deltalake = pytest.importorskip("deltalake")
         rows = pa.table({"text": ["card"], "shop": ["007"]})
         deltalake.write_deltalake(tmp_path / "cards", rows, partition_by=["shop"])
         code, said, _ = penstock("classify", tmp_path / "cards", tmp_path / "out.parquet")
