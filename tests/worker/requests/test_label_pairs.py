@@ -176,7 +176,7 @@ class TestScores:
 
     def test_one_label_holds(self, tokenizer: Tokenizer) -> None:
         first, second = self._rows(tokenizer, INFO)
-        assert (first.labels, second.labels) == (("b c", "a"), ("b c", "a"))  # equal ones from the last, as there
+        assert (first.labels, second.labels) == (("b c", "a"), ("b c", "a"))  # equal: the last first, as there
         assert first.scores == pytest.approx((1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))))
         assert second.scores == pytest.approx((0.5, 0.5))
 
