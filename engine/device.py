@@ -13,8 +13,10 @@ from penstock.engine.model.weights import EncoderWeights
 
 log = structlog.get_logger("penstock.engine")
 
-GPU_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+# By precision, the type of hidden states.
+GPU_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float16}
 _OLDEST_CAPABILITY = (8, 0)
+_INT8_CAPABILITY = (9, 0)
 
 
 def choose_device(wanted: str, *, padded: bool = False) -> str:
@@ -105,7 +107,22 @@ def gpu_precision(dtype: str, *, overflows_float16: bool = False) -> str:
     """The GPU's precision for `dtype`. overflows_float16: "auto" means bfloat16. Raises UnsupportedDevice."""
     precision = ("bfloat16" if overflows_float16 else "float16") if dtype == "auto" else dtype
     if precision == "int8":
-        raise UnsupportedDevice("dtype 'int8' runs on a CPU; use device='cpu', or auto, float16 or bfloat16 on a GPU.")
+        raise UnsupportedDevice("dtype 'int8' is for encoders that run packed; use auto, float16 or bfloat16 on a GPU.")
     if precision not in GPU_DTYPES:
         raise UnsupportedDevice(f"dtype {dtype!r} is not available on a GPU; use auto, float16 or bfloat16.")
     return precision
+
+
+def encoder_gpu_precision(dtype: str, *, overflows_float16: bool = False) -> str:
+    """`gpu_precision` of a packed encoder, which can also be "int8", in float16 beside it. Raises UnsupportedDevice."""
+    if dtype != "int8":
+        return gpu_precision(dtype, overflows_float16=overflows_float16)
+    if overflows_float16:
+        raise UnsupportedDevice("dtype 'int8' has hidden states in float16, which this family overflows. Use bfloat16.")
+    capability = torch.cuda.get_device_capability()
+    if capability != _INT8_CAPABILITY:
+        raise UnsupportedDevice(
+            f"dtype 'int8' on a GPU needs compute capability 9.0 (Hopper); {device_name()} has {capability[0]}."
+            f"{capability[1]}. Use auto, float16 or bfloat16, or int8 with device='cpu'."
+        )
+    return dtype

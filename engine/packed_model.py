@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu.int8_encoder import encoder_precision, prepare_in
+from penstock.engine.cpu.int8_encoder import encoder_precision, plan_int8, prepare_in, rounded_product
 from penstock.engine.cpu.ops import CPU_DTYPES, encode_on_cpu
-from penstock.engine.device import GPU_DTYPES, choose_device_for, gpu_precision
+from penstock.engine.device import GPU_DTYPES, choose_device_for, encoder_gpu_precision
 from penstock.engine.errors import NotFinite
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import Checkpoint, memory_checkpoint
@@ -49,7 +49,7 @@ def _packed(hf_model: Any, dtype: str, device: str) -> "PackedModel":
             precision = encoder_precision(dtype)
             arithmetic, encode_with = CPU_DTYPES[precision], _cpu_encode
         case "cuda":
-            precision = gpu_precision(dtype, overflows_float16=family.overflows_float16)
+            precision = encoder_gpu_precision(dtype, overflows_float16=family.overflows_float16)
             arithmetic, encode_with = GPU_DTYPES[precision], _gpu_encode
         case other:
             raise RuntimeError(f"no encoder for device {other!r}. This is a bug.")
@@ -143,7 +143,8 @@ def _cpu_encode(weights: EncoderWeights, precision: str) -> Encode:
 def _gpu_encode(weights: EncoderWeights, precision: str) -> Encode:
     from penstock.engine.gpu import GpuEncoder  # needs CuPy
 
-    encoder, turn = GpuEncoder(weights, GPU_DTYPES[precision]), Lock()
+    plan = plan_int8(weights, rounded_product) if precision == "int8" else None
+    encoder, turn = GpuEncoder(weights, GPU_DTYPES[precision], int8_plan=plan), Lock()
 
     def encode(batch: PackedBatch) -> Tensor:
         with turn:

@@ -69,7 +69,8 @@ def _measured(settings: ModelSettings, ours: "Engine") -> "PrecisionLoss | None"
     most = min(ours.info.cut_tokens or ours.info.max_tokens, _MOST_TOKENS)
     with closing(tokenizer):
         encoded = tokenizer.encode(plain_texts(), truncate=True, max_tokens=most)
-    exact = require_encoder(load_model(_in(settings, "float32")))
+    on_cpu = settings.model_copy(update={"dtype": "float32", "device": "cpu"})  # a GPU has no float32
+    exact = require_encoder(load_model(on_cpu))
     return penstock.engine.measure_loss(ours, exact, [(one.ids, one.token_type_ids) for one in encoded])
 
 

@@ -55,9 +55,9 @@ class ModelSettings(FileSettings):
     dtype: Literal["auto", "auto-int8", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto",
         description="Arithmetic. auto: float16 on a GPU, but bfloat16 for models that overflow it (T5); on a CPU "
-        "bfloat16 where the processor multiplies it faster, else float32. int8: encoders on a CPU with AVX-512 VNNI; "
-        "ask penstock parity first what it loses. auto-int8: int8 where the model loses little by it here, measured "
-        "once, else as auto.",
+        "bfloat16 where the processor multiplies it faster, else float32. int8: encoders on a CPU with AVX-512 VNNI "
+        "or a Hopper GPU; ask penstock parity first what it loses. auto-int8: int8 where the model loses "
+        "little by it here, measured once, else as auto.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs. auto: on a GPU if there is one and CuPy is installed."

@@ -10,11 +10,12 @@ import structlog
 import torch
 from torch import Tensor
 
-from penstock.engine.cpu.int8_linear import Int8Linear, NoInt8, require_int8_products
+from penstock.engine.cpu.int8_linear import Int8Linear, require_int8_products
 from penstock.engine.cpu.linear import Linear, RoundedLinear, make_linear
 from penstock.engine.cpu.ops import CPU_DTYPES, cpu_precision, encode_on_cpu, prepare_for_cpu
 from penstock.engine.device import is_bfloat16_fast
 from penstock.engine.errors import UnsupportedCheckpoint
+from penstock.engine.model.int8_balance import Int8Plan, NoInt8
 from penstock.engine.model.layout import sort_by_length
 from penstock.engine.model.weights import Dense, Encoder, EncoderWeights
 from penstock.engine.types import PackedBatch, TaskOptions
@@ -55,28 +56,47 @@ def prepare_in(precision: str, weights: EncoderWeights) -> tuple[Encoder[Linear]
     return encoder, tuple([name for layers in wider.values() for name in layers])
 
 
+def plan_int8(weights: EncoderWeights, product: Callable[[Tensor, Tensor], Tensor]) -> Int8Plan:
+    """The plan of an encoder's matrices in int8, measured on tokens by chance. product: as for `Int8Linear`."""
+    return _planned(weights, product)[0]
+
+
+def rounded_product(x: Tensor, weight: Tensor) -> Tensor:
+    """A product of int8 matrices for a plan, on any processor: its sums may be rounded to 24 bits."""
+    return (x.float() @ weight.float()).to(torch.int32)
+
+
 def _chosen(weights: EncoderWeights) -> tuple[dict[int, Linear], dict[int, str]]:
     """By the id of each matrix its form, and the reason of each that is not in int8."""
-    sizes, reasons = _sizes_of_inputs(weights), dict[int, str]()
+    plan, compared = _planned(weights, torch._int_mm)
+    chosen: dict[int, Linear] = {key: one.int8 for key, one in compared.items()}
+    for key, dense in plan.unsuited.items():
+        chosen[key] = _wider(dense)
+    return chosen, plan.reasons
+
+
+def _planned(
+    weights: EncoderWeights, product: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Int8Plan, dict[int, "_Compared"]]:
+    """The plan, and each matrix that can be in int8 beside that form."""
+    sizes, unsuited, reasons = _sizes_of_inputs(weights), dict[int, Dense](), dict[int, str]()
     compared: dict[int, _Compared] = {}
-    chosen: dict[int, Linear] = {}
 
     def linear(dense: Dense) -> Linear:
         try:
-            compared[id(dense)] = _Compared(dense, Int8Linear(dense, sizes[id(dense)]))
+            compared[id(dense)] = _Compared(dense, Int8Linear(dense, sizes[id(dense)], product))
         except NoInt8 as error:
             reasons[id(dense)] = str(error)
-            chosen[id(dense)] = _wider(dense)
+            unsuited[id(dense)] = dense
             return make_linear(dense, torch.float32)
         return compared[id(dense)]
 
     _run_tokens(weights, linear, seed=1)
     for key, one in compared.items():
-        chosen[key] = one.int8
         if not one.loss() <= _MOST_LOST:
-            chosen[key] = _wider(one.dense)
+            unsuited[key] = one.dense
             reasons[key] = f"outputs would lose more than {_MOST_LOST} of what differs between tokens"
-    return chosen, reasons
+    return Int8Plan(sizes, reasons, unsuited), compared
 
 
 def _wider(dense: Dense) -> Linear:

@@ -2,15 +2,13 @@
 
 Each row, and the weights of each output, have one scale: the largest magnitude / 127. A large value would take the
 digits of all others. So rows and weights are multiplied by an orthogonal Hadamard matrix, which spreads a value over
-128 places or 64 and leaves their products as they were (QuaRot, Ashkboos et al. 2024). Before that, each input is
-divided by a factor, and its weights multiplied by it, so that inputs and their weights are of similar size
-(SmoothQuant, Xiao et al. 2023): of all-MiniLM-L6-v2's error that removes a quarter.
+128 places or 64 and leaves their products as they were (QuaRot, Ashkboos et al. 2024). Before that, inputs and their
+weights are made of similar size (int8_balance.py).
 
 A product of integers is exact, and the other operations round each value by itself. So a row's result does not depend
 on the other rows, bit for bit.
 """
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,15 +19,13 @@ from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.model.dense import HAS_ONEDNN, activate, require_activation
+from penstock.engine.model.int8_balance import balance, block_of, require_digits
 from penstock.engine.model.weights import Dense
 from penstock.engine.types import Float32Array
 
 _BLOCKS = (128, 64)  # values that are rotated together: the first that divides the inputs
 _ROWS = 256  # computed at a time, so that what one operation writes is in the cache for the next
 _NONE = torch.empty(0, 0)  # of a residual
-_MOST_LOST = 0.02  # of the weights of an output, relative; of normally distributed ones it is 0.01
-_LEAST_SIZE = 1e-4  # of inputs and of weights, relative to the largest, below which they are not made alike
-_LEAST_INPUT = 0.2  # of an input's size, relative to the mean: few tokens measure it, and ReLU lets few reach an input
 
 
 def require_int8_products() -> None:
@@ -55,10 +51,6 @@ def require_int8_products() -> None:
         )
 
 
-class NoInt8(ValueError):
-    """A layer whose weights cannot be eight-bit integers. Its message is the reason."""
-
-
 class Int8Linear:
     """Implements `penstock.engine.cpu.linear.Linear` in float32."""
 
@@ -69,13 +61,12 @@ class Int8Linear:
         """
         require_activation(dense.activation)
         width, depth = dense.weight.shape
-        self._block = _block_of(depth)
-        sizes = _positive(sizes.clamp(min=sizes.mean() * _LEAST_INPUT))
-        factors = (sizes / _positive(dense.weight.square().mean(dim=0).sqrt())).sqrt() * _signs(depth)
+        self._block = block_of(depth, _BLOCKS)
+        factors = balance(dense.weight, sizes)
         self._factors = (1.0 / factors).numpy()
         smooth = dense.weight * factors
         integers, scales = _quantise(smooth, np.ones(depth, np.float32), self._block)
-        _require_digits(smooth, torch.from_numpy(scales), self._block)
+        require_digits(smooth, torch.from_numpy(scales), self._block)
         self._weight = integers.t()
         self._scales = scales / np.float32(self._block)
         self._bias = np.zeros(width, np.float32) if dense.bias is None else dense.bias.numpy()
@@ -116,29 +107,3 @@ def _quantise(x: Tensor, factors: Float32Array, block: int) -> tuple[Tensor, Flo
     integers, scales = np.empty(x.shape, np.int8), np.empty(len(x), np.float32)
     _kernels().rotate_and_quantise(x.contiguous().numpy(), factors, block, integers, scales)
     return torch.from_numpy(integers), scales
-
-
-def _block_of(depth: int) -> int:
-    for block in _BLOCKS:
-        if depth % block == 0:
-            return block
-    raise NoInt8(f"{depth} inputs are no multiple of {_BLOCKS[-1]}")
-
-
-def _signs(depth: int) -> Tensor:
-    """1 and -1 by chance, the same for each load. A Hadamard matrix alone gathers what inputs have in common."""
-    return torch.from_numpy(np.random.default_rng(0).choice(np.array([-1.0, 1.0], np.float32), depth))
-
-
-def _positive(sizes: Tensor) -> Tensor:
-    """The sizes, none of which is zero; ones where all are."""
-    largest = sizes.max()
-    return sizes.clamp(min=largest * _LEAST_SIZE) if largest > 0 else torch.ones_like(sizes)
-
-
-def _require_digits(weight: Tensor, scales: Tensor, block: int) -> None:
-    # Rounding to steps of a scale adds scale / sqrt(12) to each; the rotated weights are sqrt(block) times as large.
-    size = (weight.square().mean(dim=1) * block).sqrt()
-    lost = torch.where(size > 0, scales / size / math.sqrt(12), 0.0).max().item()
-    if not lost <= _MOST_LOST:
-        raise NoInt8(f"an output would lose {lost:.3f} of its weights, more than {_MOST_LOST}")

@@ -1,6 +1,7 @@
 """Hidden states of packed batches on a GPU: upload and forward, both asynchronous."""
 
 from functools import lru_cache, partial
+from typing import Any
 
 import structlog
 import torch
@@ -12,15 +13,18 @@ from penstock.engine.gpu.buckets import GRAPH_ROWS, GRAPH_SEQUENCES, graph_shape
 from penstock.engine.gpu.choice import AttentionKernel, choose_kernel, longest_seen_whole
 from penstock.engine.gpu.graphs import Graphs, Work
 from penstock.engine.gpu.inputs import Inputs, OneSequence, Shape, describe, exact_shape, views
+from penstock.engine.gpu.int8_encoder import prepare_int8, require_int8_supported
+from penstock.engine.gpu.int8_ops import Int8Ops, int8_rows_bytes
 from penstock.engine.gpu.ops import GpuOps, epilogues_of, prepare_for_gpu
 from penstock.engine.gpu.pinned import UploadRing
 from penstock.engine.gpu.products import Products
 from penstock.engine.gpu.support import require_supported
 from penstock.engine.gpu.workspace import Workspace
 from penstock.engine.kernels.library import block_shared_bytes
+from penstock.engine.model.int8_balance import Int8Plan
 from penstock.engine.model.positions import pad_positions
 from penstock.engine.model.program import record
-from penstock.engine.model.weights import EncoderWeights
+from penstock.engine.model.weights import Encoder, EncoderWeights
 from penstock.engine.types import PackedBatch, require_valid
 
 _NO_LIMIT = 1 << 20  # longest sequence of a model without position tables
@@ -39,13 +43,15 @@ class GpuEncoder:
         *,
         device: torch.device | str = "cuda",
         graphs: bool = True,
+        int8_plan: Int8Plan | None = None,
     ) -> None:
         """graphs: whether to capture CUDA graphs; without them every kernel of every batch is launched by the host.
 
-        Raises UnsupportedDevice and UnsupportedCheckpoint for a model that no kernel supports.
+        int8_plan: for products in eight-bit integers; `dtype` is then of the rest. Raises UnsupportedDevice and
+        UnsupportedCheckpoint for a model that no kernel supports.
         """
         require_supported(weights)
-        encoder = prepare_for_gpu(weights, dtype, torch.device(device))
+        encoder, epilogues, self.wider_layers = _prepared(weights, int8_plan, dtype, torch.device(device))
         self.device = encoder.embeddings.words.device  # "cuda" with its index
         self.dtype = dtype
         shared_bytes = block_shared_bytes(self.device)
@@ -62,7 +68,7 @@ class GpuEncoder:
             encoder.max_tokens or 1, 1
         )  # raises here, instead of in the first batch, if there is no kernel
         self._tables = AttentionTables.of(encoder, self.device, long)
-        self._products = Products.on(self.device, dtype, weights.hidden_size, epilogues_of(encoder))
+        self._products = Products.on(self.device, dtype, weights.hidden_size, epilogues)
         self._embeddings = encoder.embeddings
         types = encoder.embeddings.token_types
         self._num_types = None if types is None else len(types)
@@ -76,6 +82,10 @@ class GpuEncoder:
             )
         )
         self._program = record(encoder, lambda dense: dense.width, dtype.itemsize)
+        self._is_int8 = int8_plan is not None
+        if self._is_int8:
+            row_bytes = int8_rows_bytes(weights)
+            self._program = self._program.with_scratch(row_bytes, row_bytes // dtype.itemsize)
         self._uploads = UploadRing(self.device)
         self._single: dict[int, OneSequence] = {}  # by tokens
         self._graphs: Graphs[Shape] | None = Graphs(self.device) if graphs else None
@@ -192,5 +202,21 @@ class GpuEncoder:
         return lambda: self._launch(self._graph_views[shape], self._graph_workspace)
 
     def _launch(self, inputs: Inputs, workspace: Workspace) -> Tensor:
-        ops = GpuOps(inputs, self._tables, self._products)
-        return self._program.run(ops.by_name(), workspace.buffers(inputs.shape.rows))
+        buffers = workspace.buffers(inputs.shape.rows)
+        if self._is_int8:
+            ops: GpuOps = Int8Ops(inputs, self._tables, self._products, buffers[-1])
+        else:
+            ops = GpuOps(inputs, self._tables, self._products)
+        return self._program.run(ops.by_name(), buffers)
+
+
+def _prepared(
+    weights: EncoderWeights, int8_plan: Int8Plan | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Encoder[Any], set[str], tuple[str, ...]]:
+    """The encoder on the device, the epilogues of its wide products, and the matrices that are not in int8."""
+    if int8_plan is not None:
+        require_int8_supported(weights)
+        encoder, wider = prepare_int8(weights, int8_plan, dtype, device)
+        return encoder, set(), wider
+    plain = prepare_for_gpu(weights, dtype, device)
+    return plain, epilogues_of(plain), ()

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
-from penstock.engine.kernels import mid_product, wide_product
+from penstock.engine.kernels import mid_product, wide_product, wide_tile
 from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.mid_product import MidTile
 from penstock.engine.kernels.short_product import STAGE_DEPTH, Tile
@@ -91,7 +91,7 @@ class Products:
         if device.type != "cuda":
             return cls(scratch, wide_groups=0)
         index = torch.cuda.current_device() if device.index is None else device.index
-        groups = wide_product.num_groups(index)
+        groups = wide_tile.num_groups(index)
         try:
             for epilogue in epilogues if groups else ():
                 wide_product.prepare(epilogue, dtype, index)
@@ -110,7 +110,7 @@ class Products:
         is_small = rows < (_WIDE_PLAIN_ROWS if is_plain else _WIDE_ROWS) or depth < _WIDE_DEPTH
         if is_small or not self.wide_groups:
             return False
-        tiles = wide_product.num_tiles(rows, width)
+        tiles = wide_tile.num_tiles(rows, width)
         return tiles >= _WIDE_SHARE * self.wide_groups * -(-tiles // self.wide_groups)
 
     def mid_tile(self, rows: int, width: int) -> MidTile | None:

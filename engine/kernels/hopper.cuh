@@ -90,3 +90,16 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     }
 MULTIPLIES(48, "96", "%48", "%49", "%50")
 MULTIPLIES(64, "128", "%64", "%65", "%66")
+
+// As LIST_32, of integers.
+#define INTEGERS_4(x, i) "+r"(x[i]), "+r"(x[i + 1]), "+r"(x[i + 2]), "+r"(x[i + 3])
+#define INTEGERS_16(x, i) INTEGERS_4(x, i), INTEGERS_4(x, i + 4), INTEGERS_4(x, i + 8), INTEGERS_4(x, i + 12)
+#define INTEGERS_32(x, i) INTEGERS_16(x, i), INTEGERS_16(x, i + 16)
+
+// sums [64, 128] += a [64, 32] b [128, 32]', of int8.
+__device__ __forceinline__ void multiply(int (&sums)[64], unsigned long long a, unsigned long long b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" NAMES_64 "}, %64, %65, p;\n}\n"
+                 : INTEGERS_32(sums, 0), INTEGERS_32(sums, 32)
+                 : "l"(a), "l"(b), "r"(add));
+}

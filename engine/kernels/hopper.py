@@ -20,7 +20,7 @@ from penstock.engine.kernels.library import OPTIONS, Kernel, source_text
 
 CAPABILITY = (9, 0)
 _OPTIONS = (*OPTIONS, "-ftz=true", "-arch=sm_90a", "--device-as-default-execution-space")
-_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
+_MAP_TYPES = {torch.int8: 0, torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _SWIZZLE_128_BYTES, _PROMOTE_TO_256_BYTES = 3, 3
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
@@ -67,27 +67,30 @@ def _compiled(text: str) -> bytes:
 
 
 def tensor_map(matrix: Tensor, box_rows: int, box_columns: int) -> bytes:
-    """The map of a contiguous [rows, columns], float16 or bfloat16, for a kernel's __grid_constant__ parameter.
+    """The map of a contiguous [rows, columns], float16, bfloat16 or int8, for a kernel's __grid_constant__ parameter.
 
     Boxes are [box_rows, box_columns], 128 bytes a row, swizzled. Beyond the matrix zeros are read and nothing is
     written. Raises RuntimeError with the driver's name for the error.
     """
     rows, columns = matrix.shape
-    return _encode_map(matrix.data_ptr(), _MAP_TYPES[matrix.dtype], rows, columns, box_rows, box_columns)
+    kind = _MAP_TYPES[matrix.dtype], matrix.element_size()
+    return _encode_map(matrix.data_ptr(), kind, rows, columns, box_rows, box_columns)
 
 
 @lru_cache(maxsize=4096)
-def _encode_map(address: int, kind: int, rows: int, columns: int, box_rows: int, box_columns: int) -> bytes:
+def _encode_map(address: int, kind: tuple[int, int], rows: int, columns: int, box_rows: int, box_columns: int) -> bytes:
+    """kind: CUtensorMapDataType, and bytes of a value."""
+    type_code, value_bytes = kind
     space = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
     start = -ctypes.addressof(space) % _MAP_ALIGNMENT
     check(
         driver().cuTensorMapEncodeTiled(
             ctypes.c_void_p(ctypes.addressof(space) + start),
-            kind,
+            type_code,
             2,
             ctypes.c_void_p(address),
             (ctypes.c_uint64 * 2)(columns, rows),
-            (ctypes.c_uint64 * 1)(columns * 2),  # bytes from row to row
+            (ctypes.c_uint64 * 1)(columns * value_bytes),  # bytes from row to row
             (ctypes.c_uint32 * 2)(box_columns, box_rows),
             (ctypes.c_uint32 * 2)(1, 1),
             0,  # not interleaved

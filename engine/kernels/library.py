@@ -20,8 +20,12 @@ _FREE_SHARED_BYTES = 48 * 1024  # a kernel must request more
 _HEADERS = {  # beside those that all kernels have
     **dict.fromkeys(("short_product", "short_lstm"), ("short_tile",)),
     **dict.fromkeys(("packed_attention", "biased_attention", "windowed_attention"), ("packed_tile",)),
-    **dict.fromkeys(("mid_product", "wide_product"), ("hopper",)),
+    "mid_product": ("hopper",),
     **dict.fromkeys(("long_attention", "long_disentangled"), ("hopper", "warpgroups")),
+    **dict.fromkeys(("wide_product", "int8_product", "int8_blocks"), ("hopper", "wide_tile")),
+    "int8_to_blocks": ("hopper", "wide_tile", "rotation"),
+    "residual_norm": ("rows",),
+    "int8_rows": ("rows", "rotation"),
 }
 _NORM = struct.Struct("PPfi")
 VECTOR = 8  # values that every kernel reads at a time: rows are multiples of it
@@ -158,12 +162,12 @@ def head_dim_of(hidden: int, num_heads: int, supported: tuple[int, ...]) -> int:
 def pointer(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     """The address of a CUDA tensor. ValueError unless it is contiguous, aligned, and of that type and shape.
 
-    Alignment is 16 bytes for floats; for integers, that of their type.
+    Alignment is 16 bytes for floats and int8; for other integers, that of their type.
     """
     if tensor.dtype is not dtype or tensor.shape != shape:
         raise ValueError(f"{name} must be {dtype} {list(shape)}, not {tensor.dtype} {list(tensor.shape)}")
     address = tensor.data_ptr()
-    alignment = 16 if dtype.is_floating_point else tensor.element_size()
+    alignment = 16 if dtype.is_floating_point or dtype is torch.int8 else tensor.element_size()
     if address % alignment or not tensor.is_contiguous() or not tensor.is_cuda:
         raise ValueError(f"{name} must be contiguous, aligned to {alignment} bytes and on a CUDA device")
     return address

@@ -50,121 +50,12 @@ struct Rotary {
     int width;
 };
 
-constexpr int CLUSTER = 2;
-constexpr int BLOCK_ROWS = 128, BLOCK_COLUMNS = 128, STAGE_DEPTH = 64, STAGES = 6;
-constexpr int ROW_BYTES = 2 * STAGE_DEPTH;
-constexpr int HALVES = BLOCK_ROWS / 64;  // products of 64 rows in a tile
-constexpr int X_BYTES = BLOCK_ROWS * ROW_BYTES, STAGE_BYTES = X_BYTES + BLOCK_COLUMNS * ROW_BYTES;
-constexpr int PART = BLOCK_COLUMNS / CLUSTER;  // rows of w that a block asks for; the second block's are of a gate
+constexpr int STAGE_DEPTH = 64;
 constexpr int OUT_COLUMNS = IS_GATED ? PART : BLOCK_COLUMNS;
-constexpr int GROUP_WARPS = 4;
-constexpr int RELEASES = GROUP_WARPS * CLUSTER;  // of a stage, before it is filled again
-constexpr int OUT_BYTES = 16 * ROW_BYTES, OUT_BUFFERS = 2;
-constexpr int OUT_OFFSET = STAGES * STAGE_BYTES;
-constexpr int FULL_OFFSET = OUT_OFFSET + 2 * GROUP_WARPS * OUT_BUFFERS * OUT_BYTES;
-constexpr int EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
-
-__device__ __forceinline__ unsigned address_in(unsigned address, unsigned rank) {
-    unsigned result;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
-    return result;
-}
-
-// `barrier`: an address in the cluster's window.
-__device__ __forceinline__ void barrier_arrive_in(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// A block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() { return blockIdx.x % CLUSTER; }
-
-// All threads of the cluster.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// The turns of two groups to multiply: barrier 1 + g is group g's. A group misses the phases of the ring's barriers in
-// the other's turn, and parity alone does not distinguish a phase from the one two before.
-
-__device__ __forceinline__ void take_turn(int group) {
-    asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
-}
-__device__ __forceinline__ void give_turn(int group) {
-    asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
-}
-
-// The copy engine
-
-// To the same offset in every block of the cluster, signalled to the same barrier there.
-__device__ __forceinline__ void load_box_for_all(unsigned to, const TensorMap& map, int column, int row,
-                                                 unsigned barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;"
-        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)((1 << CLUSTER) - 1))
-        : "memory");
-}
-
-__device__ __forceinline__ void store_box(const TensorMap& map, int column, int row, unsigned from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
-                 ::"l"(&map), "r"(column), "r"(row), "r"(from) : "memory");
-}
-__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-// Tensor cores
-
-struct Sums {
-    float part[HALVES][BLOCK_COLUMNS / 2];
-};
-
-// The compiler may not move work on the sums across this.
-__device__ __forceinline__ void pin(Sums& sums) {
-#pragma unroll
-    for (int m = 0; m < HALVES; ++m)
-#pragma unroll
-        for (int i = 0; i < BLOCK_COLUMNS / 2; ++i) asm volatile("" : "+f"(sums.part[m][i])::"memory");
-}
-
-// A cluster's tiles are first, first + step, ...: columns of out first, so that rows of x are read once.
-struct Tiles {
-    unsigned count, across, blocks;  // in all; in a row of tiles; stages of the depth in each
-    __device__ unsigned first() const { return blockIdx.x / CLUSTER; }
-    __device__ unsigned step() const { return gridDim.x / CLUSTER; }
-};
-
-__device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, unsigned base, Tiles tiles, int width) {
-    unsigned stage = 0, phase = 0;
-#pragma unroll 1
-    for (unsigned tile = tiles.first(); tile < tiles.count; tile += tiles.step()) {
-        const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS;
-        const int column = tile % tiles.across * OUT_COLUMNS + cluster_rank() * (IS_GATED ? width : PART);
-#pragma unroll 1
-        for (unsigned block = 0; block < tiles.blocks; ++block) {
-            const unsigned to = base + stage * STAGE_BYTES;
-            const unsigned full = base + FULL_OFFSET + 8 * stage;
-            barrier_wait(base + EMPTY_OFFSET + 8 * stage, phase ^ 1);
-            barrier_expect(full, STAGE_BYTES);
-            load_box(to, x, block * STAGE_DEPTH, row, full);
-            load_box_for_all(to + X_BYTES + cluster_rank() * PART * ROW_BYTES, w, block * STAGE_DEPTH, column, full);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
-    }
-}
-
-// The ring, `blocks` steps on.
-__device__ __forceinline__ void skip(unsigned& stage, unsigned& phase, unsigned blocks) {
-    const unsigned position = stage + blocks;
-    stage = position % STAGES;
-    phase ^= position / STAGES & 1;
-}
-
 // sums += bias, then queries and keys are turned, in float. Dimension i of a head and its partner, i + DIM / 2, are in the
 // same thread: it has columns 8 j + 2 (lane % 4) and the next of a tile. row: the warp's first row of out.
 template <int DIM>
-__device__ __forceinline__ void turn(Sums& sums, const scalar* bias, const Rotary& rotary, int row, int column,
+__device__ __forceinline__ void turn(Sums<float>& sums, const scalar* bias, const Rotary& rotary, int row, int column,
                                      int rows, int width) {
     static_assert(BLOCK_COLUMNS % DIM == 0 && DIM % 16 == 0, "heads are not divided");
     constexpr int STEPS = BLOCK_COLUMNS / 8, PAIRS = DIM / 16;  // of eight columns: of a tile, and of half a head
@@ -210,11 +101,10 @@ __device__ __forceinline__ void turn(Sums& sums, const scalar* bias, const Rotar
     }
 }
 
-// out_shared: the warp's. row: the warp's first row of out.
-__device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias, Sums& sums, unsigned out_shared,
-                                       int row, int column, int rows, int width, unsigned& buffer) {
+// row: the warp's first row of out.
+__device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias, const Sums<float>& sums,
+                                       OutBuffers& buffers, int row, int column, int rows, int width) {
     const int lane = threadIdx.x % WARP;
-    const unsigned from = out_shared + (lane % 16) * ROW_BYTES;  // of a 16 x 16, to whose row it points
 #pragma unroll
     for (int c = 0; c < OUT_COLUMNS / 64; ++c) {
         const int left = column + 64 * c;
@@ -245,108 +135,31 @@ __device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias,
                 packed[2 * j] = pack_pair(v[0], v[1]);
                 packed[2 * j + 1] = pack_pair(v[2], v[3]);
             }
-            if (lane == 0) store_wait_read<OUT_BUFFERS - 1>();
-            __syncwarp();
-            const unsigned offset = buffer * OUT_BYTES;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const unsigned to = from + offset + (((2 * j + lane / 16) ^ (lane % 8)) << 4);
-                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                             "r"(packed[4 * j]), "r"(packed[4 * j + 1]), "r"(packed[4 * j + 2]), "r"(packed[4 * j + 3])
-                             : "memory");
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncwarp();
-            if (lane == 0) {
-                if (row + 64 * m < rows) store_box(out, left, row + 64 * m, out_shared + offset);
-                store_commit();
-            }
-            buffer = buffer + 1 == OUT_BUFFERS ? 0 : buffer + 1;
+            buffers.store(out, packed, left, row + 64 * m, rows);
         }
     }
 }
 
-__device__ __forceinline__ void consume(const TensorMap& out, const scalar* bias, const Rotary& rotary, unsigned base,
-                                        Tiles tiles, unsigned group, int rows, int width) {
-    const int lane = threadIdx.x % WARP;
-    const unsigned warp = threadIdx.x / WARP;
-    const unsigned out_shared = base + OUT_OFFSET + warp * (OUT_BUFFERS * OUT_BYTES);
-    const unsigned empty = lane < CLUSTER ? address_in(base + EMPTY_OFFSET, lane) : 0;  // the lane's block's
-    Sums sums;
-    unsigned buffer = 0;
-    unsigned stage = 0, phase = 0;
-    if (group == 1) {
-        give_turn(0);
-        skip(stage, phase, tiles.blocks);
-    }
-#pragma unroll 1
-    for (unsigned tile = tiles.first() + group * tiles.step(); tile < tiles.count; tile += 2 * tiles.step()) {
-        unsigned before = 0;
-        take_turn(group);
-        pin(sums);
-#pragma unroll 1
-        for (unsigned block = 0; block < tiles.blocks; ++block) {
-            barrier_wait(base + FULL_OFFSET + 8 * stage, phase);
-            const unsigned at = base + stage * STAGE_BYTES;
-            const unsigned long long a = operand(at), b = operand(at + X_BYTES);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < STAGE_DEPTH / 16; ++k)
-#pragma unroll
-                for (int m = 0; m < HALVES; ++m)
-                    multiply(sums.part[m], a + m * (64 * ROW_BYTES >> 4) + k * 2, b + k * 2, block | k);
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (block > 0 && lane < CLUSTER) barrier_arrive_in(empty + 8 * before);
-            before = stage;
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
-        if (tile + tiles.step() < tiles.count) give_turn(1 - group);
-        skip(stage, phase, tiles.blocks);  // the other group's
-        wgmma_wait<0>();
-        pin(sums);
-        if (lane < CLUSTER) barrier_arrive_in(empty + 8 * before);
-        const int row = (tile / tiles.across * CLUSTER + cluster_rank()) * BLOCK_ROWS + warp % GROUP_WARPS * 16;
-        const int column = tile % tiles.across * OUT_COLUMNS;
-        if constexpr (TURNED_DIM > 0) {
-            turn<TURNED_DIM>(sums, bias, rotary, row, column, rows, width);
-            finish(out, nullptr, sums, out_shared, row, column, rows, width, buffer);
-        } else {
-            finish(out, bias, sums, out_shared, row, column, rows, width, buffer);
-        }
-    }
-    if (lane == 0) store_wait_read<0>();
-}
-
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     wide_product(const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap x,
                  const __grid_constant__ TensorMap w, const scalar* bias, const Rotary rotary, int rows, int width,
                  int depth) {
     extern __shared__ unsigned char dynamic[];
     const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
     const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / (WARP * GROUP_WARPS), 0);
-    const unsigned across = (width + OUT_COLUMNS - 1) / OUT_COLUMNS;
-    constexpr int CLUSTER_ROWS = BLOCK_ROWS * CLUSTER;
-    const unsigned down = (rows + CLUSTER_ROWS - 1) / CLUSTER_ROWS;
-    const Tiles tiles = {down * across, across, (depth + STAGE_DEPTH - 1u) / STAGE_DEPTH};
-    if (threadIdx.x == 0) {
-        prefetch_map(x);
-        prefetch_map(w);
-        prefetch_map(out);
-        for (int i = 0; i < STAGES; ++i) {
-            barrier_init(base + FULL_OFFSET + 8 * i, 1);
-            barrier_init(base + EMPTY_OFFSET + 8 * i, RELEASES);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    cluster_sync();
-    wait_for_previous();
+    const Tiles tiles = tiles_of<OUT_COLUMNS>(rows, width, depth, STAGE_DEPTH);
+    begin(x, w, out, base);
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce(x, w, base, tiles, width);
+        if (threadIdx.x == 2 * WARP * GROUP_WARPS)
+            produce<OUT_COLUMNS, STAGE_DEPTH>(x, w, base, tiles, IS_GATED ? width : PART);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume(out, bias, rotary, base, tiles, group, rows, width);
+        OutBuffers buffers(base);
+        consume<OUT_COLUMNS, float>(base, tiles, group, [&](Sums<float>& sums, int row, int column) {
+            if constexpr (TURNED_DIM > 0) turn<TURNED_DIM>(sums, bias, rotary, row, column, rows, width);
+            finish(out, TURNED_DIM > 0 ? nullptr : bias, sums, buffers, row, column, rows, width);
+        });
     }
     __syncwarp();
     cluster_sync();  // the other block may still signal this one's barriers

@@ -7,22 +7,12 @@ import torch
 from torch import Tensor
 
 from penstock.engine.kernels.activation import KINDS
-from penstock.engine.kernels.hopper import CAPABILITY, hopper_kernel, tensor_map
-from penstock.engine.kernels.library import VECTOR, index_of, multiprocessors, pointer, pointer_or_null
+from penstock.engine.kernels.hopper import hopper_kernel, tensor_map
+from penstock.engine.kernels.library import VECTOR, index_of, pointer, pointer_or_null
+from penstock.engine.kernels.wide_tile import BLOCK_ROWS, OUT_ROWS, SHARED_BYTES, THREADS, W_ROWS, num_blocks
 from penstock.engine.model.weights import Heads, RotaryAttention
 
-# As in wide_product.cu.
-_CLUSTER, _THREADS, _STAGES, _STAGE_DEPTH = 2, 384, 6, 64
-_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 128
-_OUT_ROWS = 16
-_WARPS, _OUT_BUFFERS = 8, 2
-_ROW_BYTES = 128
-_SHARED_BYTES = (
-    1024  # the ring begins on such a boundary
-    + _STAGES * (_BLOCK_ROWS + _BLOCK_COLUMNS) * _ROW_BYTES
-    + _WARPS * _OUT_BUFFERS * _OUT_ROWS * _ROW_BYTES
-    + _STAGES * 2 * 8  # barriers
-)
+_STAGE_DEPTH = 64  # as in wide_product.cu
 _ROTARY = struct.Struct("PPPi4x")
 _NOT_TURNED = _ROTARY.pack(0, 0, 0, 0)
 TURNED_DIMS = (32, 64, 128)  # of heads, which a tile must not divide
@@ -46,18 +36,6 @@ def turned(head_dim: int, rotary: RotaryAttention | None) -> str | None:
 def prepare(epilogue: str, dtype: torch.dtype, device: int) -> None:
     """Compile and load for CUDA device `device`. Raises UnsupportedDevice where `wide_product` does not run."""
     hopper_kernel("wide_product", "wide_product", dtype, epilogue, device)
-
-
-def num_groups(device: int) -> int:
-    """Tiles that CUDA device `device` computes at a time; 0 where `wide_product` does not run."""
-    if torch.cuda.get_device_capability(device) != CAPABILITY:
-        return 0
-    return 2 * (multiprocessors(device) // _CLUSTER)
-
-
-def num_tiles(rows: int, width: int) -> int:
-    """Tiles of a product. Two blocks compute each."""
-    return -(-rows // (_BLOCK_ROWS * _CLUSTER)) * -(-width // _BLOCK_COLUMNS)
 
 
 def wide_product(
@@ -113,14 +91,13 @@ def _launch(
     if not rows:
         return
     args = (
-        tensor_map(out, _OUT_ROWS, _STAGE_DEPTH),
-        tensor_map(x, _BLOCK_ROWS, _STAGE_DEPTH),
-        tensor_map(weight, _BLOCK_COLUMNS // _CLUSTER, _STAGE_DEPTH),
+        tensor_map(out, OUT_ROWS, _STAGE_DEPTH),
+        tensor_map(x, BLOCK_ROWS, _STAGE_DEPTH),
+        tensor_map(weight, W_ROWS, _STAGE_DEPTH),
         shift,
         rotary,
         np.int32(rows),
         np.int32(width),
         np.int32(depth),
     )
-    clusters = min(multiprocessors(device) // _CLUSTER, num_tiles(rows, columns))
-    run((clusters * _CLUSTER,), (_THREADS,), args, _SHARED_BYTES)
+    run((num_blocks(rows, columns, device),), (THREADS,), args, SHARED_BYTES)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from penstock.engine.cpu.engine import CpuEngine
-from penstock.engine.cpu.int8_encoder import encoder_precision, prepare_in
+from penstock.engine.cpu.int8_encoder import encoder_precision, plan_int8, prepare_in, rounded_product
 from penstock.engine.cpu.ops import CPU_DTYPES
-from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, gpu_precision
+from penstock.engine.device import GPU_DTYPES, choose_device_for, device_name, encoder_gpu_precision
 from penstock.engine.errors import NoKernel, NotPacked, UnsupportedCheckpoint, UnsupportedDevice, wider_than
 from penstock.engine.families import family_of
 from penstock.engine.families.heads import checkpoint_heads, linear_head, require_head_file
@@ -51,7 +51,8 @@ def load_engine(
     int8_ranges: path of the ranges (.npy) by which embeddings can be sent as one byte a value.
     dtype: "float32", "bfloat16", "float16", or "auto": float16 on a GPU, bfloat16 for a family that overflows it;
         bfloat16 on a processor that multiplies it faster than float32, else float32; "int8": packed, on a CPU with
-        AVX-512 VNNI: products of rotated rows and weights in eight-bit integers, the rest in float32.
+        AVX-512 VNNI or a Hopper GPU: products of rotated rows and weights in eight-bit integers, the rest in float32
+        on a CPU and in float16 on a GPU.
     device: "cpu", "cuda" or "auto": a GPU if there is one that supports the encoder.
     engine: "packed", this runtime; "padded", transformers; "auto", packed if it supports the architecture on the
         device, else padded.
@@ -110,7 +111,10 @@ def _load_packed(
     on_gpu = choose_device_for(weights, device) == "cuda"
     if on_gpu:
         _require_kernels(weights)
-    precision = gpu_precision(dtype, overflows_float16=family.overflows_float16) if on_gpu else encoder_precision(dtype)
+    if on_gpu:
+        precision = encoder_gpu_precision(dtype, overflows_float16=family.overflows_float16)
+    else:
+        precision = encoder_precision(dtype)
     arithmetic = (GPU_DTYPES if on_gpu else CPU_DTYPES)[precision]
     checkpoint.weights.require_range(arithmetic)
     tail = embedding_tail(checkpoint)
@@ -208,7 +212,9 @@ def _on_gpu(
     from penstock.engine.gpu.engine import GpuEngine
 
     with _as_no_kernel():
-        encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype])
+        plan = plan_int8(weights, rounded_product) if info.dtype == "int8" else None
+        encoder = GpuEncoder(weights, GPU_DTYPES[info.dtype], int8_plan=plan)
+    info = replace(info, wider_layers=encoder.wider_layers)
     engine = GpuEngine(info, directory, encoder, *on_device(tail, heads, encoder.device))
     engine.warm_up()
     return engine

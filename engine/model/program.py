@@ -5,7 +5,7 @@ table of intermediates as in TurboTransformers (PPoPP '21, section 4.2).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from penstock.engine.memory import BufferId, Lifetime, Tape
@@ -34,6 +34,11 @@ class Program:
     lifetimes: tuple[Lifetime, ...]
     widths: tuple[int, ...]
     result: BufferId
+
+    def with_scratch(self, bytes_per_token: int, width: int) -> "Program":
+        """The program with one more buffer, the last, in which any step may keep what the next one reads."""
+        scratch = Lifetime("scratch", 0, max(lifetime.last for lifetime in self.lifetimes), bytes_per_token)
+        return replace(self, lifetimes=(*self.lifetimes, scratch), widths=(*self.widths, width))
 
     def run(self, kernels: Mapping[str, Callable[..., X]], buffers: list[X]) -> X:
         """Run every step in order. `buffers[i]` holds buffer i.

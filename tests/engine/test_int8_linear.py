@@ -18,12 +18,13 @@ from torch import Tensor
 from penstock.engine import from_torch, load_engine, load_served_cells
 from penstock.engine.cpu import int8_encoder, int8_kernels, int8_linear
 from penstock.engine.cpu.int8_encoder import prepare_in
-from penstock.engine.cpu.int8_linear import Int8Linear, NoInt8, require_int8_products
+from penstock.engine.cpu.int8_linear import Int8Linear, require_int8_products
 from penstock.engine.cpu.linear import RoundedLinear
 from penstock.engine.device import gpu_precision, multiplies_bfloat16
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import read_checkpoint
+from penstock.engine.model.int8_balance import NoInt8
 from penstock.engine.model.weights import Dense
 from tests.engine.helpers import cpu_engine, needs_vnni, pack, random_sequences, save_classifier, save_encoder
 from tests.examples import examples
@@ -317,7 +318,7 @@ def test_numba_that_compiles_nothing_is_a_refusal(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_is_refused_where_it_is_not_known_to_be_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedDevice, match="'int8' runs on a CPU"):
+    with pytest.raises(UnsupportedDevice, match="'int8' is for encoders that run packed"):
         gpu_precision("int8")
     with pytest.raises(UnsupportedDevice, match="encoders that run packed"):
         load_served_cells("x", cells="no:where", dtype="int8", device="cpu")

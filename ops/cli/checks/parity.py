@@ -40,8 +40,8 @@ class ParitySettings(Settings):
 
     dtype: Literal["auto", "auto-int8", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto",
-        description="Arithmetic of penstock's side. auto, auto-int8: as a worker on this machine. A GPU has no float32 "
-        "and no int8, a CPU no float16.",
+        description="Arithmetic of penstock's side. auto, auto-int8: as a worker on this machine. A GPU has no "
+        "float32, and only Hopper int8; a CPU has no float16.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where both sides run. auto: on a GPU if there is one and CuPy is installed."

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.gpu import products
 from penstock.engine.gpu.products import MAX_ROWS, Products, most_parts, short_split, short_tile
-from penstock.engine.kernels import mid_product, wide_product
+from penstock.engine.kernels import mid_product, wide_product, wide_tile
 from penstock.engine.kernels.mid_product import MidTile
 from penstock.engine.kernels.short_product import STAGE_DEPTH, TILES
 
@@ -100,7 +100,7 @@ def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.Monke
     empty = torch.empty
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch, "empty", lambda *size, device, **more: empty(*size, **more))
-    monkeypatch.setattr(wide_product, "num_groups", lambda device: 132)
+    monkeypatch.setattr(wide_tile, "num_groups", lambda device: 132)
     monkeypatch.setattr(wide_product, "prepare", refuse)
     logged: list[str] = []
     monkeypatch.setattr(products.log, "warning", lambda event, error: logged.append(f"{event}: {error}"))

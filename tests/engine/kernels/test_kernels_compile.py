@@ -35,9 +35,19 @@ SOURCES = sorted(
 )
 DTYPES = (torch.float16, torch.bfloat16)
 ARCHITECTURES = ("80", "89", "90")
-HOPPER = {"mid_product", "wide_product", "long_attention", "long_disentangled"}  # sources for sm_90a alone
+HOPPER = {  # sources for sm_90a alone
+    "mid_product",
+    "wide_product",
+    "long_attention",
+    "long_disentangled",
+    "int8_product",
+    "int8_to_blocks",
+    "int8_blocks",
+}
 READ_WEIGHTS_FIRST = (
     "residual_norm",
+    "int8_norm",
+    "int8_rows",
     "inner_norm",
     "embed_norm",
     "split_norm",
@@ -116,6 +126,11 @@ def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, 
         ("long_attention", {f"long_attention_{form}" for form in ("64_128", "64_192", "128_128")}),
         ("long_attention", {f"causal_attention_{form}" for form in ("64_128", "128_128")}),
         ("long_disentangled", {"long_disentangled"}),
+        *[
+            ("int8_rows", {f"{name}_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES})
+            for name in ("int8_rows", "int8_norm")
+        ],
+        *[(source, {source}) for source in ("int8_product", "int8_to_blocks", "int8_blocks")],
         ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
