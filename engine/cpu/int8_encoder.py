@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 
 import numpy as np
@@ -66,7 +66,7 @@ def rounded_product(x: Tensor, weight: Tensor) -> Tensor:
     return (x.float() @ weight.float()).to(torch.int32)
 
 
-def _chosen(weights: EncoderWeights) -> tuple[dict[int, Linear], dict[int, str]]:
+def _chosen(weights: EncoderWeights) -> tuple[dict[int, Linear], Mapping[int, str]]:
     """By the id of each matrix its form, and the reason of each that is not in int8."""
     plan, compared = _planned(weights, torch._int_mm)
     chosen: dict[int, Linear] = {key: one.int8 for key, one in compared.items()}

@@ -28,7 +28,7 @@ class Int8Ops(GpuOps):
     def __init__(self, inputs: Inputs, tables: AttentionTables, products: Products, scratch: Tensor) -> None:
         """scratch: `int8_rows_bytes` for each row of the batch."""
         super().__init__(inputs, tables, products)
-        self._scratch = scratch.view(-1).view(torch.int8)
+        self._int8_scratch = scratch.view(-1).view(torch.int8)
 
     def project(self, out: Tensor, x: Tensor, dense: GpuDense | Int8Dense) -> Tensor:
         if isinstance(dense, GpuDense):
@@ -68,8 +68,8 @@ class Int8Ops(GpuOps):
     def _rows(self, rows: int, depth: int) -> Int8Rows:
         """Their place."""
         size = rows * depth
-        scales = self._scratch[size : size + rows * _SCALE_BYTES].view(torch.float32)
-        return Int8Rows(self._scratch[:size].view(rows, depth), scales)
+        scales = self._int8_scratch[size : size + rows * _SCALE_BYTES].view(torch.float32)
+        return Int8Rows(self._int8_scratch[:size].view(rows, depth), scales)
 
 
 def _blocks_in(buffer: Tensor) -> Int8Blocks:

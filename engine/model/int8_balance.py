@@ -46,7 +46,7 @@ def balance(weight: Tensor, sizes: Tensor) -> Tensor:
     sizes: [in], of the inputs, such as the root of their mean squares.
     """
     sizes = _positive(sizes.clamp(min=sizes.mean() * _LEAST_INPUT))
-    return (sizes / _positive(weight.square().mean(dim=0).sqrt())).sqrt() * _signs(len(sizes))
+    return (sizes / _positive(weight.square().mean(dim=0).sqrt())).sqrt() * signs(len(sizes))
 
 
 def require_digits(weight: Tensor, scales: Tensor, block: int) -> None:
@@ -58,7 +58,7 @@ def require_digits(weight: Tensor, scales: Tensor, block: int) -> None:
         raise NoInt8(f"an output would lose {lost:.3f} of its weights, more than {_MOST_LOST}")
 
 
-def _signs(depth: int) -> Tensor:
+def signs(depth: int) -> Tensor:
     """1 and -1 by chance, the same for each load. A Hadamard matrix alone gathers what inputs have in common."""
     return torch.from_numpy(np.random.default_rng(0).choice(np.array([-1.0, 1.0], np.float32), depth))
 

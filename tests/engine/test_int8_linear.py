@@ -24,7 +24,7 @@ from penstock.engine.device import gpu_precision, multiplies_bfloat16
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.families import family_of
 from penstock.engine.model.checkpoint import read_checkpoint
-from penstock.engine.model.int8_balance import NoInt8
+from penstock.engine.model.int8_balance import NoInt8, signs
 from penstock.engine.model.weights import Dense
 from tests.engine.helpers import cpu_engine, needs_vnni, pack, random_sequences, save_classifier, save_encoder
 from tests.examples import examples
@@ -78,8 +78,8 @@ def test_rows_that_int8_holds_exactly_have_exact_products() -> None:
         hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
     x, weight = (torch.randint(-127, 128, (20, 256), generator=chance).float() for _ in range(2))
     x[:, 0] = weight[:, 0] = 127.0
-    signs = int8_linear._signs(256)
-    unrotated = [(rows.view(20, 2, 128) @ hadamard / 128).view(20, 256) * signs for rows in (x, weight)]
+    of_inputs = signs(256)
+    unrotated = [(rows.view(20, 2, 128) @ hadamard / 128).view(20, 256) * of_inputs for rows in (x, weight)]
     linear = linear_of(Dense(unrotated[1], None, "identity"), unrotated[1].square().mean(dim=0).sqrt())
     torch.testing.assert_close(linear(unrotated[0]), x @ weight.T / 128, atol=1e-2, rtol=1e-6)
 
@@ -176,7 +176,7 @@ def test_what_int8_does_not_suit_is_named() -> None:
     with pytest.raises(NoInt8, match="200 inputs are no multiple of 64"):
         linear_of(dense_of(8, 200))
     spread = torch.zeros(8, 768)
-    spread[:, :128] = int8_linear._signs(768)[:128]  # rotated, all is in one place
+    spread[:, :128] = signs(768)[:128]  # rotated, all is in one place
     with pytest.raises(NoInt8, match="of its weights"):
         linear_of(Dense(spread, None, "identity"))
 
