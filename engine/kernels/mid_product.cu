@@ -35,11 +35,6 @@ constexpr int OUT_PIECES = COLUMNS / VECTOR;      // of sixteen bytes, of a row 
 constexpr int OUT_PITCH = (OUT_PIECES | 1) * 16;  // odd, so that eight rows are in different banks
 constexpr int OUT_BYTES = 16 * OUT_PITCH;         // of a warp
 
-__device__ __forceinline__ void prefetch_box(const TensorMap& map, int column, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row)
-                 : "memory");
-}
-
 using Sums = float[COLUMNS / 2];
 
 // The compiler may not move work on the sums across this.
