@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.producer.files.object_path import ObjectPath
 from penstock.producer.files.row_blocks import TableError
 
-_LOG = "_delta_log/*.json"
+_LOG = "_delta_log/[0-9]*"  # commits, or a checkpoint alone
 # Features of a table whose files still hold its rows as they are. Others delete or rename without another file.
 _PLAIN_FEATURES = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 _COLUMN_MAPPING = "delta.columnMapping.mode"
@@ -45,7 +46,8 @@ def delta_files(path: Path, version: int) -> list[Path]:
             f"{path} is a Delta table with {', '.join(faults)}: its files do not hold its rows as they are. Give the "
             "job a copy without it, or files."
         )
-    files = sorted(map(Path, table.file_uris()))
+    folder = urlsplit(table.table_uri).path  # with escapes, which the files' own names are without
+    files = sorted([path / uri.removeprefix(folder) for uri in table.file_uris()])
     if not files:
         raise TableError(f"{path} has no rows in version {version}.")
     if missing := next((file for file in files if not file.is_file()), None):
@@ -58,9 +60,14 @@ def delta_files(path: Path, version: int) -> list[Path]:
 
 def _require_columns(path: Path, file: Path, names: set[str]) -> None:
     """Raise TableError where a column was added since: files that lack it hold no nulls. The reader compares files."""
+    from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
-    if differing := sorted(names.symmetric_difference(read_schema(file).names)):
+    try:
+        differing = sorted(names.symmetric_difference(read_schema(file).names))
+    except (ArrowException, OSError) as error:
+        raise TableError(f"{file} is not a Parquet file that can be read: {error}.") from error
+    if differing:
         raise TableError(f"{path}: {file.name} was written before {', '.join(differing)} changed. Rewrite the table.")
 
 
@@ -68,6 +75,8 @@ def _opened(path: str, version: int | None = None) -> Any:
     """A `deltalake.DeltaTable`."""
     if find_spec("deltalake") is None:
         raise TableError(f"{path} is a Delta table, which needs deltalake: pip install 'penstock[delta]'")
+    if "%" in path:
+        raise TableError(f"{path}: deltalake takes % for an escape, and would read the log of another directory.")
     from deltalake import DeltaTable
 
     try:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from penstock.producer.files.delta_table import delta_files
+from penstock.producer.files.delta_table import delta_files, is_delta_table
 from penstock.producer.files.object_path import ObjectPath
 from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.standard_streams import STANDARD
@@ -46,8 +46,16 @@ def input_paths(given: Iterable[Path], output: Path, versions: Mapping[str, int]
         found = sorted(_tables(root, _candidates(path, root), output.resolve()))
         if not found:
             raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(FORMATS)}).")
+        _require_no_tables_of_delta(found, root)
         paths += found
     return paths
+
+
+def _require_no_tables_of_delta(found: Iterable[Path], root: Path) -> None:
+    """Raise TableError where files below `root` are those of such a table: some may hold rows that were deleted."""
+    folders = {folder for path in found for folder in path.parents if root in folder.parents}
+    if table := next(filter(is_delta_table, sorted(folders)), None):
+        raise TableError(f"{table} is a Delta table, whose log says which files are its rows. Name it itself.")
 
 
 def _fixed_part(pattern: Path) -> Path:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -500,6 +501,43 @@ class TestDeltaTables:
         (table / "_delta_log" / f"{3:020}.json").write_text("{")
         code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
         assert (code, "the Delta log cannot be read" in said) == (2, True), said
+
+    def test_a_log_of_a_checkpoint_alone_tells_the_rows(self, tmp_path: Path, table: Path) -> None:
+        import deltalake
+
+        deltalake.DeltaTable(table).create_checkpoint()
+        for commit in (table / "_delta_log").glob("*.json"):
+            commit.unlink()
+        assert penstock("classify", table, tmp_path / "out.parquet")[0] == 0
+        assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 21
+
+    @pytest.mark.parametrize("source", ["lake", "lake/**/*.parquet", "lake/*/*.parquet"])
+    def test_files_of_a_table_below_a_directory_are_not_read_without_its_log(
+        self, tmp_path: Path, table: Path, source: str
+    ) -> None:
+        (tmp_path / "lake").mkdir()
+        table.rename(tmp_path / "lake" / "cards")
+        code, said, _ = penstock("classify", tmp_path / source, tmp_path / "out.parquet")
+        assert (code, f"{tmp_path / 'lake' / 'cards'} is a Delta table" in said) == (2, True), said
+
+    def test_a_directory_may_have_a_name_with_spaces(self, tmp_path: Path, table: Path) -> None:
+        spaced = table.rename(tmp_path / "my cards #1")
+        assert penstock("classify", spaced, tmp_path / "out.parquet")[0] == 0
+        assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 21
+
+    def test_a_directory_whose_name_would_be_read_as_that_of_another_is_refused(
+        self, tmp_path: Path, table: Path
+    ) -> None:
+        """deltalake (1.6) opens c%61rds as cards."""
+        copy = shutil.copytree(table, tmp_path / "c%61rds")
+        code, said, _ = penstock("classify", copy, tmp_path / "out.parquet")
+        assert (code, "deltalake takes % for an escape" in said) == (2, True), said
+
+    def test_a_damaged_file_is_told(self, tmp_path: Path, table: Path) -> None:
+        for file in table.glob("*.parquet"):
+            file.write_bytes(b"none")
+        code, said, _ = penstock("classify", table, tmp_path / "out.parquet")
+        assert (code, "is not a Parquet file that can be read" in said) == (2, True), said
 
 
 class TestStandardStreams:
