@@ -89,22 +89,22 @@ class CostTables:
 
     async def keys(self) -> list[CostKey]:
         """The keys of all tables."""
-        return [CostKey(*row) for row in await self._run(f"SELECT {_COLUMNS} FROM cost_table")]
+        return [CostKey(*row) for row in await self._run("cost_table", f"SELECT {_COLUMNS} FROM cost_table")]
 
     async def add_served_name(self, revision: str, name: str) -> None:
         """Note that a model of this revision is served under this name. Called after its table was loaded or stored."""
         if name not in (await self.served_names()).get(revision, ()):
-            await self._run("INSERT OR IGNORE INTO served_name VALUES (?, ?)", (revision, name))
+            await self._run("served_name", "INSERT OR IGNORE INTO served_name VALUES (?, ?)", (revision, name))
 
     async def served_names(self) -> dict[str, set[str]]:
         """Revision -> the names that it was served under."""
         names: dict[str, set[str]] = {}
-        for revision, name in await self._run("SELECT revision, name FROM served_name"):
+        for revision, name in await self._run("served_name", "SELECT revision, name FROM served_name"):
             names.setdefault(revision, set()).add(name)
         return names
 
     async def _get(self, table: str, key: CostKey) -> dict[str, Any] | None:
-        rows = await self._run(f"SELECT value FROM {table} WHERE {_WHERE}", astuple(key))
+        rows = await self._run(table, f"SELECT value FROM {table} WHERE {_WHERE}", astuple(key))
         with self._warning():
             return _parsed(rows[0][0]) if rows else None
         return None
@@ -113,28 +113,29 @@ class CostTables:
         row = (*astuple(key), time.time(), json.dumps(value, allow_nan=False))
         with self._warning():
             await asyncio.to_thread(make_private_directory, self._path.parent)
-            async with self._open() as db:
+            async with self._open(table) as db:
                 await db.execute_fetchall(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             return True
         return False
 
-    async def _run(self, statement: str, parameters: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        """The rows of a statement, all of text; none where there is no file, or it cannot be used."""
+    async def _run(self, table: str, statement: str, parameters: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """The rows of a statement about a table, all of text; none where there is no file, or it cannot be used."""
         if self._path.exists():
             with self._warning():
-                async with self._open() as db:
+                async with self._open(table) as db:
                     return [tuple(map(_text, row)) for row in await db.execute_fetchall(statement, parameters)]
         return []
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[aiosqlite.Connection]:
+    async def _open(self, table: str) -> AsyncIterator[aiosqlite.Connection]:
+        """With this table. Others are not made: a file that cannot be written may be of a version without them."""
         # Connected here first: aiosqlite's thread survives a failure to connect, and may outlive the event loop.
         await asyncio.to_thread(self._try_to_connect)
         async with aiosqlite.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None) as db:
             # Text is decoded by `_text`: if sqlite3 fails to decode it, its statement stays open and holds the lock.
             db.text_factory = bytes
             there = {_text(row[0]) for row in await db.execute_fetchall("SELECT name FROM sqlite_master")}
-            for table in _SCHEMA.keys() - there:
+            if table not in there:
                 await db.execute_fetchall(_SCHEMA[table])
             yield db
 

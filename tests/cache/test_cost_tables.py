@@ -46,6 +46,21 @@ async def test_what_a_precision_loses_is_kept_beside_the_table_of_its_key(tmp_pa
     assert await tables.keys() == [KEY]
 
 
+async def test_a_file_of_an_earlier_version_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "costs"
+    await CostTables(path).put(KEY, TABLE)
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE IF EXISTS precision_loss")
+    db.close()
+    content = bytearray(path.read_bytes())
+    content[18] = 3  # SQLite does not write a file of such a version, whoever asks
+    path.write_bytes(content)
+    with capture_logs() as logs:
+        assert await CostTables(path).get(KEY) == TABLE
+        assert await CostTables(path).keys() == [KEY]
+    assert logs == []
+
+
 @pytest.mark.parametrize("field", FIELDS)
 async def test_a_key_that_differs_in_anything_has_its_own_table(tmp_path: Path, field: str) -> None:
     tables = CostTables(tmp_path / "costs")
