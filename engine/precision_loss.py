@@ -1,5 +1,6 @@
 """How far results in one precision are from those in float32, of the same sequences."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -35,9 +36,13 @@ class PrecisionLoss:
             return f"{self.kept:.1%} of the nearest neighbours are those of float32, and must be {_LEAST_KEPT:.0%}"
         if self.score is not None and not self.score <= _MOST_SCORE:
             return f"a score differs by {self.score:.4f} from float32's, and may by {_MOST_SCORE}"
-        if self.labels_changed is not None and self.labels_changed > _MOST_CHANGED * self.num_sequences:
+        if self.labels_changed is not None and not self.labels_changed <= _MOST_CHANGED * self.num_sequences:
             return f"{self.labels_changed} of {self.num_sequences} labels changed, and {_MOST_CHANGED:.0%} may"
         return ""
+
+    def is_finite(self) -> bool:
+        """Whether no figure is NaN or infinite, as of vectors that are zero."""
+        return all(value is None or math.isfinite(value) for value in self.to_dict().values())
 
     def to_dict(self) -> dict[str, float | int | None]:
         """Plain JSON data, from which `from_dict` makes an equal object."""

@@ -44,7 +44,8 @@ def load_auto_int8(settings: ModelSettings) -> "Engine | GenerationModel | Serve
         loss = _measured(settings, ours)
         if loss is None:
             return _as_auto(settings, "the model has no tokenizer to measure with")
-        _wait_for(tables.put_loss(key, loss.to_dict()))
+        if loss.is_finite():  # JSON has no NaN
+            _wait_for(tables.put_loss(key, loss.to_dict()))
     figures = {"measured": "earlier" if is_kept else "now", **loss.to_dict()}
     if excess := loss.excess():
         del ours

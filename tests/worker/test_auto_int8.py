@@ -9,6 +9,7 @@ import pytest
 import structlog
 import torch
 
+import penstock.engine
 from penstock.engine import precision_loss
 from penstock.engine.device import is_bfloat16_fast
 from penstock.engine.precision_loss import PrecisionLoss
@@ -75,6 +76,18 @@ def test_another_revision_and_a_damaged_row_are_measured_again(
         file.execute("UPDATE precision_loss SET value = '{\"cosine\": 1}'")
     file.close()
     assert start(tmp_path / "one" / "model")[1]["measured"] == "now"
+
+
+@needs_vnni
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_is_a_reason_and_no_error(
+    tmp_path: Path, start: Callable[..., tuple[Any, Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier(tmp_path / "model")
+    monkeypatch.setattr(penstock.engine, "measure_loss", lambda *_: PrecisionLoss(31, cosine=float("nan")))
+    info, event = start(tmp_path / "model")
+    assert (info.dtype, event["event"], event["measured"]) == (AUTO, "int8_not_taken", "now")
+    assert "the least cosine to float32 is nan" in event["reason"]
 
 
 @pytest.mark.slow
