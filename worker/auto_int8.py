@@ -1,7 +1,7 @@
 """`--dtype auto-int8`: eight bits where a model loses little by them on this machine, else what `auto` takes."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ import structlog
 import penstock.engine  # its functions that need torch are looked up when they are called
 from penstock.cache import CostTables
 from penstock.engine.errors import CheckpointError, UnsupportedDevice
+from penstock.engine.types import ENTAIL
+from penstock.producer.wire.messages import Text
 from penstock.worker.batching.startup_costs import cost_key
 from penstock.worker.built_in_texts import plain_texts
 from penstock.worker.model_loading import load_model, load_tokenizer, require_encoder
@@ -69,10 +71,17 @@ def _measured(settings: ModelSettings, ours: "Engine") -> "PrecisionLoss | None"
         return None
     most = min(ours.info.cut_tokens or ours.info.max_tokens, _MOST_TOKENS)
     with closing(tokenizer):
-        encoded = tokenizer.encode(plain_texts(), truncate=True, max_tokens=most)
+        encoded = tokenizer.encode(_texts(ours.info.tasks), truncate=True, max_tokens=most)
     on_cpu = settings.model_copy(update={"dtype": "float32", "device": "cpu"})  # a GPU has no float32
     exact = require_encoder(load_model(on_cpu))
     return penstock.engine.measure_loss(ours, exact, [(one.ids, one.token_type_ids) for one in encoded])
+
+
+def _texts(tasks: Collection[str]) -> list[Text]:
+    """Plain ones, and pairs of them for tasks of pairs: what scores of a text alone lose may be nothing beside it."""
+    texts = plain_texts()
+    pairs = zip(texts, texts[1:] + texts[:1], strict=True) if {"rerank", ENTAIL} & {*tasks} else ()
+    return [*texts, *pairs]
 
 
 def _wait_for(coroutine: Coroutine[Any, Any, Any]) -> Any:

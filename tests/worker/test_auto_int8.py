@@ -10,7 +10,7 @@ import structlog
 import torch
 
 import penstock.engine
-from penstock.engine import precision_loss
+from penstock.engine import Engine, precision_loss
 from penstock.engine.device import is_bfloat16_fast
 from penstock.engine.precision_loss import PrecisionLoss
 from penstock.worker.model_settings import ModelSettings
@@ -76,6 +76,24 @@ def test_another_revision_and_a_damaged_row_are_measured_again(
         file.execute("UPDATE precision_loss SET value = '{\"cosine\": 1}'")
     file.close()
     assert start(tmp_path / "one" / "model")[1]["measured"] == "now"
+
+
+@needs_vnni
+@pytest.mark.slow
+def test_a_reranker_is_measured_with_pairs(
+    tmp_path: Path, start: Callable[..., tuple[Any, Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sigmoid may be 0 for each text alone, whatever the arithmetic."""
+    classifier(tmp_path / "model", num_labels=1)
+    with_types: list[bool] = []
+
+    def spy(ours: Engine, exact: Engine, sequences: precision_loss.Sequences) -> PrecisionLoss:
+        with_types.extend([types is not None and bool(types.any()) for _, types in sequences])
+        return precision_loss.measure_loss(ours, exact, sequences)
+
+    monkeypatch.setattr(penstock.engine, "measure_loss", spy)
+    start(tmp_path / "model")
+    assert sum(with_types) == len(with_types) / 2 > 20
 
 
 @needs_vnni
