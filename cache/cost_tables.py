@@ -75,7 +75,7 @@ class CostTables:
         return await self._put("cost_table", key, table)
 
     async def get_loss(self, key: CostKey) -> dict[str, Any] | None:
-        """What the model of this key loses in its precision; None as of `get`."""
+        """Losses of the model of this key in its precision; None as of `get`."""
         return await self._get("precision_loss", key)
 
     async def put_loss(self, key: CostKey, loss: dict[str, Any]) -> bool:

@@ -58,7 +58,7 @@ class PrecisionLoss:
 
 
 def measure_loss(ours: Engine, exact: Engine, sequences: Sequences) -> PrecisionLoss:
-    """What `ours` loses to `exact`, the same model in float32. Blocks while both run each sequence for each task.
+    """Losses of `ours` against `exact`, the same model in float32. Blocks while both run each sequence for each task.
 
     The logits of `entail` are those of `classify`, and rows of `embed_all` are those of the tasks that it joins.
     """

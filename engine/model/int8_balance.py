@@ -25,7 +25,7 @@ class NoInt8(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Int8Plan:
-    """What was measured of an encoder's matrices, by the id of each."""
+    """Measurements of an encoder's matrices, by the id of each."""
 
     sizes: Mapping[int, Tensor]  # of its inputs [in]
     reasons: Mapping[int, str]  # of those that are to stay in more bits

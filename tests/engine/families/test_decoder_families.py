@@ -207,7 +207,7 @@ def test_what_is_not_packed_is_named_and_runs_padded(
 
 @pytest.mark.parametrize("save", [save_encoder, save_classifier])
 def test_without_kernels_they_run_padded_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any) -> None:
-    def no_kernel(*_: object) -> None:
+    def no_kernel(*_: object, int8_plan: None) -> None:
         raise UnsupportedDevice("what they compute has no kernel")
 
     def on_cpu(*given: Any, device: str, dtype: str, **options: Any) -> PaddedEngine:

@@ -110,7 +110,7 @@ def test_threads_get_what_one_alone_gets(bert: tuple[Any, PackedModel]) -> None:
 class OneWorkspace:
     """A GPU's encoder in this: each batch is written where the one before was, not at once, and nothing locks."""
 
-    def __init__(self, weights: EncoderWeights, dtype: torch.dtype) -> None:
+    def __init__(self, weights: EncoderWeights, dtype: torch.dtype, int8_plan: None) -> None:
         self._memory = torch.empty(1, weights.hidden_size, dtype=dtype)
 
     def run(self, batch: PackedBatch) -> torch.Tensor:
