@@ -1,6 +1,6 @@
 """Delta tables as inputs of jobs: the Parquet files that are the rows of one version."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ def is_delta_table(path: Path) -> bool:
     return not isinstance(path, ObjectPath) and path.is_dir() and next(path.glob(_LOG), None) is not None
 
 
-def table_versions(given: Iterable[Path], kept: Mapping[str, int]) -> dict[str, int]:
+def table_versions(given: Iterable[Path], read_kept: Callable[[], Mapping[str, int]]) -> dict[str, int]:
     """The version of each Delta table among the inputs of a job, by its resolved path.
 
-    That of the job that is continued (`kept`), so that it reads the same rows; else the present one. Raises TableError.
+    That of the job that is continued, so that it reads the same rows; else the present one. Raises TableError.
+    read_kept: reads the first. It is called where there are tables.
     """
     tables = [str(path.resolve()) for path in given if is_delta_table(path)]
+    kept = read_kept() if tables else {}
     return {table: kept[table] if table in kept else _opened(table).version() for table in tables}
 
 

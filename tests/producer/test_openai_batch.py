@@ -37,7 +37,7 @@ class Vectors:
     def __init__(self, most: float = float("inf"), may_end: Callable[[], bool] = lambda: True) -> None:
         self.most = most  # calls before an interrupt
         self.may_end = may_end  # whether the interrupt may come: before, the call waits
-        self.num_calls = 0
+        self.num_calls, self.is_interrupted = 0, False
 
     async def map(
         self,
@@ -55,7 +55,10 @@ class Vectors:
         if self.num_calls > self.most:
             while not self.may_end():  # noqa: ASYNC110 — a store has no event
                 await asyncio.sleep(0.01)
-            raise KeyboardInterrupt
+            if not self.is_interrupted:
+                self.is_interrupted = True
+                asyncio.get_running_loop().call_soon(_interrupt)
+            await asyncio.Event().wait()  # until the loop ends
         dimensions = (options or NO_OPTIONS).dimensions or 2
         if dimensions > 8:
             return [UnsupportedTask("`opts.dimensions` must be at most 8.") for _ in texts]
@@ -65,6 +68,11 @@ class Vectors:
         ]
         on_reply(Reply("m", "v1", batch={"request_tokens": sum(len(one) for one in inputs)}), len(inputs))
         return answers
+
+
+def _interrupt() -> None:
+    """Of the loop, as Ctrl-C: raised in a task, it would come again from each that waits for that one."""
+    raise KeyboardInterrupt
 
 
 def _key(one: Any) -> Any:

@@ -65,7 +65,7 @@ def run_file_job(
     )
     writer: _Writer | None = None
     try:
-        output = dataclasses.replace(output, tables=table_versions(sources, output.kept_tables()))
+        output = dataclasses.replace(output, tables=table_versions(sources, output.kept_tables))
         for table, version in output.tables.items():
             say(f"Reading version {version} of {table}.")
         paths = input_paths(sources, target, output.tables)
