@@ -169,7 +169,7 @@ def _bge_m3(directory: Path) -> None:
 
 
 def _from_elsewhere(directory: Path, save: Callable[[Path], Path]) -> None:
-    """What `save` makes in a directory below the one that it is given."""
+    """The checkpoint that `save` makes in a directory below the one that it is given."""
     (directory / "made").mkdir(parents=True)
     shutil.copytree(save(directory / "made"), directory, dirs_exist_ok=True)
 

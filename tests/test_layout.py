@@ -239,7 +239,7 @@ def test_the_modules_of_a_room_import_each_other_in_one_direction(room: str) -> 
 
 
 def private_uses_of_aiokafka(tree: ast.Module) -> set[str]:
-    """What a file imports, derives from, or touches of aiokafka beside its documented names.
+    """Uses of aiokafka in a file beside its documented names: imports, base classes, attributes.
 
     Which object an attribute is of is not known; that its name is private to aiokafka is.
     """

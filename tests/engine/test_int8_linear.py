@@ -197,7 +197,7 @@ def test_a_layer_that_int8_does_not_suit_is_named_in_the_log(tmp_path: Path) -> 
 def test_layers_that_would_lose_what_tells_tokens_apart_are_in_more_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What all tokens have in common takes the digits of a row, and says nothing."""
+    """A part that all tokens share takes the digits of a row, and tells none apart."""
     save_encoder(tmp_path, "bert", **_SIZES["bert"])
     tensors = load_file(tmp_path / "model.safetensors")
     bias = tensors["encoder.layer.0.attention.output.LayerNorm.bias"]

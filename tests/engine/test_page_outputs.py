@@ -1,4 +1,4 @@
-"""What pages print of all-MiniLM-L6-v2 is what it answers. In bfloat16 it may differ, so by thousandths."""
+"""Pages print the answers of all-MiniLM-L6-v2. In bfloat16 they may differ by thousandths."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a precision loses: figures of vectors, neighbours, scores and labels, and their way to a file and back."""
+"""The loss of a precision: figures of vectors, neighbours, scores and labels, and their way to a file and back."""
 
 from pathlib import Path
 

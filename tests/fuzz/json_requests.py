@@ -13,7 +13,7 @@ _GOLDEN = json.loads((Path(__file__).parent.parent / "producer" / "golden" / "js
 
 
 def _request(value: bytes) -> None:
-    """What is read can be written: it is a request that a client could have sent."""
+    """A value that is read can be written: it is a request that a client could have sent."""
     if is_json(value):
         encode_request(decode_json_request(value, Defaults("m", "embed")))
 

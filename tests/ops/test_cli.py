@@ -110,7 +110,7 @@ class TestHelp:
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FileJobSettings, str, Options]]:
-    """What `run_job` is called with, in place of running it."""
+    """Arguments of the calls of `run_job`, which runs nothing here."""
     called: list[tuple[FileJobSettings, str, Options]] = []
 
     def run_job(task: str, settings: FileJobSettings, options: Options, *rest: object) -> int:
@@ -554,7 +554,7 @@ def helps(*command: str) -> Iterator[str]:
 
 
 class TestTerminal:
-    """What `--help` looks like on a terminal of 80 columns, and what a shell completes."""
+    """The look of `--help` on a terminal of 80 columns, and the words that a shell completes."""
 
     @pytest.fixture(autouse=True)
     def narrow(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def wrong_weights(model: Path) -> None:
 def test_a_wrong_answer_here_is_found(
     sentences: Path, tmp_path: Path, few: tuple[str, str], spoil: Any, line: str
 ) -> None:
-    """What is run here differs from what the reference loads."""
+    """The checkpoint that is run here differs from the one that the reference loads."""
     spoilt = copy_of(sentences, tmp_path / "spoilt")
     spoil(spoilt)
     found = report(spoilt, "--reference", str(sentences), *few)
@@ -176,7 +176,7 @@ def test_a_wrong_sparse_weight_and_a_wrong_number_of_vectors_are_found(
 
 @pytest.mark.slow
 def test_labels_of_a_request_are_compared(tmp_path: Path, few: tuple[str, str]) -> None:
-    """What is run here takes another class for entailment."""
+    """The checkpoint that is run here takes another class for entailment."""
     SOUND["classifier of inference"](whole := tmp_path / "whole")
     spoilt = copy_of(whole, tmp_path / "spoilt")
     edit(spoilt / "config.json", id2label={"0": "neutral", "1": "entailment", "2": "contradiction"}, label2id=None)

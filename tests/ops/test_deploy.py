@@ -174,7 +174,7 @@ def test_the_schema_accepts_the_defaults_and_refuses_wrong_values() -> None:
 
 
 def test_the_chart_takes_the_routes_of_a_file_and_scales_by_the_topics_that_a_worker_reads() -> None:
-    """What the templates render is not tested here."""
+    """The output of the templates is not tested here."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = load(CHART / "values.yaml")
     example = tomllib.loads((ROOT / "ops" / "examples" / "route" / "penstock.toml").read_text(encoding="utf-8"))

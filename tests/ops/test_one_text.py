@@ -1,4 +1,4 @@
-"""What a terminal shows of the answer to one text."""
+"""The answer to one text, as a terminal shows it."""
 
 import numpy as np
 import pytest

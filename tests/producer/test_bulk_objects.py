@@ -85,7 +85,7 @@ def content(store: S3Store, key: str) -> bytes:
 
 
 def whole(tmp_path: Path, extension: str) -> bytes:
-    """What an undisturbed job writes to a local file."""
+    """The bytes that an undisturbed job writes to a local file."""
     run(tmp_path / f"in.{extension}", tmp_path / f"whole.{extension}")
     return (tmp_path / f"whole.{extension}").read_bytes()
 

@@ -129,7 +129,7 @@ async def test_sequences_at_fault_are_taken_out_and_the_others_sent_again(monkey
 
 
 async def test_an_error_of_one_text_names_it_by_its_place_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever record the text was sent in, and whatever place it had there."""
+    """The record of the text, and its place there, do not matter."""
 
     def answer(request: Request) -> Reply | PenstockError:
         reply = first_ids(request)

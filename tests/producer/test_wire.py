@@ -486,7 +486,7 @@ def with_raw(body: dict[str, Any], path: str, raw: bytes) -> bytes:
 
 
 class TestHostile:
-    """What no encoder would write, alone and in place of each field. tests/fuzz has what is random."""
+    """Values that no encoder would write, alone and in place of each field. tests/fuzz has random ones."""
 
     def test_alone(self) -> None:
         for raw in HOSTILE.values():

@@ -133,7 +133,7 @@ def test_a_text_may_have_more_tokens_than_max_position_embeddings(tmp_path: Path
 def test_angles_are_of_no_more_tokens_than_a_text_may_have(
     tmp_path: Path, positions: int, limit: float, most: int
 ) -> None:
-    """Whatever config.json states, which for some models is a million."""
+    """config.json may state more positions, for some models a million."""
     save_tokenizer(tmp_path, "llama")
     edit(tmp_path, model_max_length=limit)
     save_encoder(tmp_path, "llama", vocab_size=VOCABULARY, max_position_embeddings=positions)

@@ -25,7 +25,7 @@ _INTERMEDIATE = 192
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an encoder is made of. Each layer has a window of `windows`; with biases it has no rotary positions."""
+    """The parts of an encoder. Each layer has a window of `windows`; with biases it has no rotary positions."""
 
     heads: Heads
     hidden: int = 128

@@ -1,4 +1,4 @@
-"""What a directory is taken for: the answer of sentence-transformers or transformers, or a refusal with its reason."""
+"""Directories of models: each is answered as by sentence-transformers or transformers, or refused with a reason."""
 
 import json
 import os

@@ -282,7 +282,7 @@ def test_what_a_tokenizer_cannot_tell_is_refused(tmp_path: Path, options: dict[s
 
 @pytest.mark.parametrize("save", [save_own, save_pylate, save_stanford])
 def test_settings_of_other_types_are_told(tmp_path: Path, save: Any) -> None:
-    """Whatever a file holds, a checkpoint is read or refused, by the tokenizer and by the engine."""
+    """The tokenizer and the engine read or refuse a checkpoint, whatever its files hold."""
     directory = save(tmp_path)
     write_json(directory / "artifact.metadata", {})
     files = ("config_sentence_transformers.json", "sentence_bert_config.json", "artifact.metadata",

@@ -1,4 +1,4 @@
-"""Whatever a file holds: nothing is fatal, and what was left out is counted."""
+"""Bytes of every kind in a file of logs: nothing is fatal, and lines that are left out are counted."""
 
 import codecs
 import gzip

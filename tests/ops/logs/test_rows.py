@@ -66,7 +66,7 @@ def by_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def figures(found: Digest) -> dict[str, Any]:
-    """What a digest has added up."""
+    """The sums of a digest, as plain data."""
     times = {(name, stage): one for name, of in found.requests.stages.items() for stage, one in of.items()}
     return {
         "lines": found.lines,

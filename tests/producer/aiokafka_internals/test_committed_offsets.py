@@ -63,7 +63,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 
 async def committed(broker: Broker, answers: Sequence[Any]) -> dict[TopicPartition, tuple[int, str]]:
-    """What a member of the group is told. Every answer is used."""
+    """The offsets that a member of the group is told. Every answer is used."""
     broker.answers = [*answers]
     member = GroupConsumer(TopicIds(), lambda *_: None, group_id="g", **BRIEF)
     await member.start()

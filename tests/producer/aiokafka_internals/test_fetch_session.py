@@ -1,4 +1,4 @@
-"""What a request names within a session: all partitions, or those that have another offset than the last one asked."""
+"""Partitions that a request names within a session: all, or those that have another offset than the last one asked."""
 
 import copy
 
@@ -97,7 +97,7 @@ def test_the_epoch_begins_anew_where_kafkas_numbers_end() -> None:
 
 
 class Broker:
-    """What a broker keeps of its one session, by KIP-227."""
+    """A broker's state of its one session, by KIP-227."""
 
     def __init__(self) -> None:
         self._num_sessions = 0

@@ -1,4 +1,4 @@
-"""What a member is made of, and what it tells. aiokafka's own parts, without a broker."""
+"""The parts of a member, and what it tells. aiokafka's own parts, without a broker."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What is relied on of aiokafka beside its documented names: a version that changes one of them fails here, by name."""
+"""Names of aiokafka that are relied on and not documented: a version that changes one of them fails here, by name."""
 
 import ast
 import inspect

@@ -85,11 +85,11 @@ class Bench(ABC):
 
     @abstractmethod
     def hold(self) -> None:
-        """What begins from now on does not end before `let_go`."""
+        """Keep sequences that begin from now on from ending before `let_go`."""
 
     @abstractmethod
     def begin(self) -> None:
-        """What was added begins, as far as there is room. A sequence of one step may end."""
+        """Begin the added sequences, as far as there is room. A sequence of one step may end."""
 
     @abstractmethod
     def let_go(self) -> None:

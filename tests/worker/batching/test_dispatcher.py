@@ -1,4 +1,4 @@
-"""What every dispatcher promises, of batches on lanes or of steps: each sequence ends once, whatever fails."""
+"""The promises of every dispatcher, of batches on lanes or of steps: each sequence ends once, whatever fails."""
 
 import asyncio
 import itertools

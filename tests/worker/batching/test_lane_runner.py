@@ -79,7 +79,7 @@ async def test_of_requests_that_come_together_the_first_is_admitted_also_where_i
 async def test_requests_that_are_due_together_are_jobs_of_bounded_length(
     bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of a job is gone through whenever a part of it is planned."""
+    """The rest of a job is gone through whenever a part of it is planned."""
     add, lengths = LaneDriver.add, list[int]()
 
     def counted(driver: LaneDriver, jobs: Sequence[Job], now: float) -> list[RejectedJob]:

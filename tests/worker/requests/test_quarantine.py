@@ -236,7 +236,7 @@ async def test_an_owner_whose_batch_outlasts_the_drain_takes_its_marks_back(
 
 @pytest.mark.slow
 async def test_a_killer_far_behind_a_slow_record_is_run_three_times(broker: Broker, make_record: MakeRecord) -> None:
-    """What is finished behind the slow one is no longer in memory, so an owner reads on and on."""
+    """Records finished behind the slow one are no longer in memory, so an owner reads on and on."""
     far = 9000
     broker.stored[A] = PartitionProgress(0, frozenset(range(1, far)), OwnerMarker())  # by the first owner that died
     runs = []
