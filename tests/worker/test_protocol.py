@@ -15,7 +15,6 @@ from tests.worker.protocol_model import Member, Violation, World, explore
     [
         pytest.param([3], 0, 0, 2_800),
         pytest.param([2, 1], 0, 0, 3_200),
-        pytest.param([2], 0, 1, 9_000, marks=pytest.mark.slow),
         pytest.param([3], 1, 0, 51_000, marks=pytest.mark.slow),
         pytest.param([2], 1, 1, 55_000, marks=pytest.mark.slow),
     ],
@@ -27,7 +26,7 @@ def test_no_order_of_events_loses_a_record_or_commits_an_unanswered_one(
     num_states: int,
     record_property: Callable[[str, int], None],
 ) -> None:
-    """`num_states`: about as many are explored."""
+    """`num_states`: about as many are explored. With a crash and an eviction, histories without one are among them."""
     explored = explore(World.of(num_records, 2, crashes=crashes, evictions=evictions))
     record_property("states", explored)
     assert explored >= num_states
