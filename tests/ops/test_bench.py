@@ -30,7 +30,7 @@ from penstock.ops.bench.common.processes import (
 )
 from penstock.ops.bench.common.runner import run_suite
 from penstock.ops.bench.common.setup import Setup, shuffled_texts
-from penstock.ops.bench.common.suite import SCALE, BenchSuite, Option, Part, named
+from penstock.ops.bench.common.suite import BenchSuite, named
 from penstock.ops.bench.contestants import int8_alone
 from penstock.ops.bench.contestants.engine_alone import EngineAlone, full_groups
 from penstock.ops.bench.contestants.gemm_floor import LARGE_CHUNK_TOKENS, large_chunks
@@ -44,6 +44,7 @@ from penstock.ops.bench.suites import SUITES
 from penstock.ops.demo.demo_model import model_directory
 from penstock.worker.settings import WorkerSettings
 from tests.engine.helpers import needs_vnni
+from tests.ops.bench_stub import STUB, Shared
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 10), st.integers(1, 80))
@@ -95,16 +96,6 @@ def test_eight_bits_are_measured_without_contestants_that_are_not_installed(monk
     assert all(len(rates) == 5 and min(rates) > 0 for rates in found["texts_per_cpu_s"].values())
     assert 0.999 < found["cosine_to_float32"]["penstock int8"]["min"] < 0.99999
     assert found["neighbours_kept"]["penstock float32"] == 1 >= found["neighbours_kept"]["penstock int8"] > 0.95
-
-
-@pytest.mark.slow
-def test_the_engine_alone_stands_beside_sentence_transformers(tmp_path: Path) -> None:
-    made = run_once("pipeline.run_facts", {"model": "BERT-tiny", "folder": str(tmp_path)}, tmp_path / "log")
-    workloads = [("ids", "ids", 2, 20, 64), ("texts", "texts", 2, 20, 64)]
-    spec = {"model": made["model"], "device": "auto", "workloads": workloads, "batches": [32, 64]}
-    found = run_once("contestants.engine_alone", spec, tmp_path / "log")
-    assert found["engine"].keys() == {"ids", "texts"}
-    assert found["sentence_transformers"]["texts"]["batch"] in (32, 64)
 
 
 @pytest.mark.slow
@@ -174,45 +165,6 @@ def test_what_a_suite_names_is_there_and_a_whole_run_has_time_for_it(suite: Benc
     assert sum(part.budget_s for part in suite.parts.values() if not part.needs) <= 0.9 * suite.time_limit_s
 
 
-class Shared(PartBench):
-    """The bench of `STUB`. Its process ends in part `died`."""
-
-    def machine(self) -> dict[str, Any]:
-        return {"gpu": "NVIDIA Stub"}
-
-
-def _loads(bench: PartBench) -> dict[str, Any]:
-    row = {"system": DEFAULT, "load": 0.9, "goodput_per_s": 80.0, "offered_per_s": 100.0}
-    return {"lengths": "2-100", "rows": [{**row, "scale": bench.options["scale"]}]}
-
-
-def _failed(bench: PartBench, why: str) -> None:
-    with bench.guarded("theirs", "here"):
-        raise ValueError("no figure of theirs")
-    raise RuntimeError(why)
-
-
-def _died(_: PartBench) -> None:
-    os._exit(9)
-
-
-_HERE = "tests.ops.test_bench"
-STUB = BenchSuite(
-    name="serving-kafka",
-    about="A stub.",
-    bench=f"{_HERE}:Shared",
-    tables="penstock.ops.bench.serving.policies:TABLES",
-    parts={
-        "failed": Part(f"{_HERE}:_failed", 5, ("why it failed",)),
-        "died": Part(f"{_HERE}:_died", 5),
-        "loads": Part(f"{_HERE}:_loads", 5),
-        "beside": Part(f"{_HERE}:_loads", 5, needs="before"),
-    },
-    time_limit_s=300.0,
-    options=[SCALE, Option("before", None, "a commit")],
-)
-
-
 @pytest.mark.slow
 def test_a_run_is_kept_with_what_its_parts_found_and_why_others_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -247,7 +199,7 @@ def test_only_a_whole_run_is_kept_where_nobody_says_where(
 
 
 def test_a_part_without_time_is_not_begun() -> None:
-    part = run_part(f"{_HERE}:_loads", [], Shared({"scale": 1.0}), budget_s=10.0, seconds_left=4.0)
+    part = run_part(STUB.parts["loads"].function, [], Shared({"scale": 1.0}), budget_s=10.0, seconds_left=4.0)
     assert (part["error"], part["result"]) == ("not begun: 4 s were left", None)
 
 

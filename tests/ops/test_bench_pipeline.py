@@ -13,13 +13,21 @@ from penstock.ops.bench.common.suite import BenchSuite
 from penstock.ops.bench.common.verdicts import targets
 from penstock.ops.bench.load.call_times import CallTimes, figures
 from penstock.ops.bench.load.loads import Load, open_load
-from penstock.ops.bench.pipeline import fleet_bench
+from penstock.ops.bench.pipeline import fleet_bench, pipeline_bench
 from penstock.ops.bench.pipeline.fleet_bench import prediction_error_p95
 from penstock.ops.bench.pipeline.pipeline_bench import SCALES, PipelineBench, closed_loads
 from penstock.ops.bench.pipeline.pipeline_tables import CLOSED, OF_MODELS, PARTS, SUITE, TABLES
 from penstock.ops.bench.suites import MODELS, PIPELINE
+from penstock.ops.kafka import FAST_START
 
+FEW = dataclasses.replace(SCALES["cpu"], alone_short=32, alone_long=8)
 MACHINE = {"cpu": "AMD EPYC", "cores_used": [0, 1], "versions": {}}
+
+
+@pytest.fixture(autouse=True)
+def brokers_that_start_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of seconds: compiling a broker for full speed would take most of the processor time."""
+    monkeypatch.setattr(fleet_bench, "FULL_SPEED", FAST_START)
 
 
 def test_a_model_gets_no_sequence_that_is_too_long_for_it() -> None:
@@ -75,19 +83,25 @@ def test_three_brokers_share_the_work() -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_shape_of_model_is_measured_through_kafka_and_alone(tmp_path: Path) -> None:
+def test_a_shape_of_model_is_measured_through_kafka_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pipeline_bench.SCALES, "cpu", FEW)
     part = MODELS.parts["MiniLM-L6"]
     record = run_parts({"MiniLM-L6": (part.function, ["BERT-tiny"])}, MODELS)  # smaller
     shown = OF_MODELS["pipeline-models"].of_runs(
         [Run(tmp_path, {**begin("models", MACHINE, commit="abcdef0"), **record})]
     )
     assert shown.count("MiniLM-L6, texts 2-100") == 1
-    assert record["parts"]["MiniLM-L6"]["result"]["alone"]["sentence_transformers"]
+    alone = record["parts"]["MiniLM-L6"]["result"]["alone"]
+    assert alone["engine"].keys() == {"ids 2-100", "texts 2-100"}  # the others are too long for it
+    assert alone["sentence_transformers"]["texts 2-100"]["batch"] in FEW.st_batches
 
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_route_is_measured_by_the_vectors_of_its_output_topic(tmp_path: Path) -> None:
+def test_a_route_is_measured_by_the_vectors_of_its_output_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(pipeline_bench.SCALES, "cpu", FEW)
     record = run_parts({"route": (MODELS.parts["route"].function, ["BERT-tiny"])}, MODELS)
     run = Run(tmp_path, {**begin("models", MACHINE, commit="abcdef0"), **record})
     shown = OF_MODELS["pipeline-route"].of_runs([run])
