@@ -59,10 +59,14 @@ READ_WEIGHTS_FIRST = (
 HIDDEN_SIZES = (8, 72, 264, 768, 1000, 1024, 1032, 2048, 4096, 6144, 8192)
 
 
-@cache
 def ptx_of(source: str, dtype: torch.dtype, arch: str) -> bytes:
     """Compiled once for all tests. What is for sm_80 is the same text for sm_89: see the test of it."""
-    return compile_ptx(source_text(source, dtype), "80" if arch == "89" else arch, OPTIONS)
+    return compiled_once(source, dtype, "80" if arch == "89" else arch)
+
+
+@cache
+def compiled_once(source: str, dtype: torch.dtype, arch: str) -> bytes:
+    return compile_ptx(source_text(source, dtype), arch, OPTIONS)
 
 
 @cache
