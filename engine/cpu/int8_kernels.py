@@ -1,19 +1,16 @@
 """Compiled loops around a product of eight-bit integers: each reads a row once and writes it once."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import structlog
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from penstock.engine.compiling import Compile, load_compiled
 from penstock.engine.types import Float32Array
-
-log = structlog.get_logger("penstock.engine")
 
 _LANES = 16  # values of a vector register
 _ROUND = np.float32(12_582_912.0)  # 1.5 * 2**23: a small number added to it is rounded to even, in the lowest byte
@@ -140,25 +137,11 @@ def _rescale(
 
 
 def load_kernels() -> Any:
-    """Both by their names: at once where an earlier process kept them, else within seconds, and kept anew."""
-    try:
-        return _compiled(cache=True)
-    except Exception:  # of numba's cache: files that are damaged or old
-        pass
-    try:
-        return _compiled(cache=True, anew=True)
-    except Exception as error:  # no folder, one that is full or read-only
-        log.warning("kernels_not_kept", reason=f"{type(error).__name__}: {error}")
-        return _compiled(cache=False)
+    """Both by their names: see `load_compiled`."""
+    return load_compiled(_make, nogil=True, error_model="numpy")
 
 
-def _compiled(*, cache: bool, anew: bool = False) -> Any:
-    def compiled(function: Callable[..., None]) -> Any:
-        kernel = njit(function, cache=cache, nogil=True, error_model="numpy")
-        if anew:
-            kernel.recompile()  # of none, before the first call: it empties the cache
-        return kernel
-
+def _make(compiled: Compile) -> Any:
     kernels = SimpleNamespace(rotate_and_quantise=compiled(_rotate_and_quantise), rescale=compiled(_rescale))
     for block in (128, 64):
         x, integers = np.ones((1, block), np.float32), np.empty((1, block), np.int8)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.engine import from_torch, load_engine, load_served_cells
-from penstock.engine.cpu import int8_encoder, int8_kernels, int8_linear
+from penstock.engine.compiling import load_compiled
+from penstock.engine.cpu import int8_encoder, int8_linear
 from penstock.engine.cpu.int8_encoder import prepare_in
 from penstock.engine.cpu.int8_linear import Int8Linear, require_int8_products
 from penstock.engine.cpu.linear import RoundedLinear
@@ -297,14 +298,14 @@ def test_loops_that_are_kept_damaged_are_kept_anew(tmp_path: Path) -> None:
 
 
 def test_loops_that_cannot_be_kept_are_compiled_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(*, cache: bool, anew: bool = False) -> str:
+    def njit(function: Callable[..., int], *, cache: bool) -> Callable[..., int]:
         if cache:
             raise RuntimeError("no locator available")
-        return "the loops"
+        return function
 
-    monkeypatch.setattr(int8_kernels, "_compiled", compiled)
+    monkeypatch.setattr(numba, "njit", njit)
     with structlog.testing.capture_logs() as logs:
-        assert int8_kernels.load_kernels() == "the loops"
+        assert load_compiled(lambda compiled: compiled(len)([1, 2])) == 2
     [event] = logs
     assert (event["event"], event["reason"]) == ("kernels_not_kept", "RuntimeError: no locator available")
 

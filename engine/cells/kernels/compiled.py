@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 
 from penstock.engine.cells.contract import CellSpec, StateSpec
 from penstock.engine.cells.kernels.batch_kernels import describe_input, describe_rows, find_fault
@@ -15,6 +14,7 @@ from penstock.engine.cells.kernels.opening_kernels import NO_ROOM, OPENED, open_
 from penstock.engine.cells.kernels.result_kernels import collect
 from penstock.engine.cells.kernels.session_kernels import advance, apply, close, store
 from penstock.engine.cells.node_table import NONE, NodeTable
+from penstock.engine.compiling import Compile, load_compiled
 
 _FUNCTIONS = (
     open_requests,
@@ -33,21 +33,12 @@ _FUNCTIONS = (
 
 @cache
 def load_kernels() -> Any:
-    """The kernels by their names: at once where an earlier process kept them, else within seconds, and kept anew."""
-    try:
-        return _compiled(cache=True)
-    except Exception:  # of numba's cache: files that are damaged or old
-        pass
-    try:
-        return _compiled(cache=True, anew=True)
-    except Exception:  # no folder, one that is full or read-only
-        return _compiled(cache=False)
+    """The kernels by their names: see `load_compiled`."""
+    return load_compiled(_make)
 
 
-def _compiled(*, cache: bool, anew: bool = False) -> Any:
-    kernels = SimpleNamespace(**{function.__name__: njit(function, cache=cache) for function in _FUNCTIONS})
-    for kernel in vars(kernels).values() if anew else ():
-        kernel.recompile()  # of none, before the first call: it empties the cache
+def _make(compiled: Compile) -> Any:
+    kernels = SimpleNamespace(**{function.__name__: compiled(function) for function in _FUNCTIONS})
     _exercise(kernels)
     return kernels
 
