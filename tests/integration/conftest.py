@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -129,14 +130,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
-@pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaBroker]:
-    """The shared broker of this process. A test that stops or kills a broker starts its own `KafkaBroker` instead.
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The shared broker ends with the last test of this folder: idle, it takes time from all other tests."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _RUNNING.close()
 
-    A machine that stands still for less than its session costs it no leader and no coordinator.
-    """
-    with KafkaBroker(num_partitions=4, config={"broker.session.timeout.ms": "60000"}) as broker:
-        yield broker
+
+def pytest_sessionfinish() -> None:
+    """Where a run ends early."""
+    _RUNNING.close()
+
+
+_RUNNING = contextlib.ExitStack()  # the shared broker, while it runs
+
+
+@cache
+def shared_broker() -> KafkaBroker:
+    """A machine that stands still for less than its session costs it no leader and no coordinator."""
+    _RUNNING.callback(shared_broker.cache_clear)
+    return _RUNNING.enter_context(KafkaBroker(num_partitions=4, config={"broker.session.timeout.ms": "60000"}))
+
+
+@pytest.fixture(scope="module")
+def kafka() -> KafkaBroker:
+    """The shared broker of this process. A test that stops or kills a broker starts its own `KafkaBroker` instead."""
+    return shared_broker()
 
 
 @pytest.fixture(scope="session")
