@@ -17,7 +17,7 @@ from penstock.ops.chaos.verdict.fault_effects import SLOW_RECOVERY, SLOW_ROLL
 
 AT_LEAST_ONCE = ChaosSettings(
     seed=32,  # a member is killed first
-    minutes=2.0,
+    minutes=1.0,
     rate=60,
     callers=4,
     partitions=4,
