@@ -8,14 +8,12 @@ from penstock.producer.wire.messages import Request, Text
 from penstock.producer.wire.options import check_applicable, check_options
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.worker.routes.chunks import chunk_size, of_chunk_record
-from penstock.worker.routes.connect_json import UNAVAILABLE
+from penstock.worker.routes.connect_json import EXAMPLES, UNAVAILABLE
 from penstock.worker.routes.formats import format_of
 from penstock.worker.routes.revision_field import RevisionField
 from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.routes.settings import RouteSettings
 from penstock.worker.routes.text_source import TextSource
-
-_FIRST_TASKS = ("embed", "classify", "rerank", "token_classify", "generate")  # a model without the first has the next
 
 
 class Route:
@@ -91,7 +89,12 @@ class Route:
 
 
 def _task_of(info: ModelInfo) -> str:
-    found = [task for task in _FIRST_TASKS if task in info.tasks]
-    if not found:
+    """The task of a route that names none, and so has no query."""
+    task = info.natural_task
+    if task == "rerank":
+        raise UnsupportedTask(
+            f"{info.name!r} reranks, which needs a query. Name task rerank and query, or another task."
+        )
+    if task not in EXAMPLES:
         raise UnsupportedTask(f"{info.name!r} has no task that a route can have.")
-    return found[0]
+    return task

@@ -71,7 +71,7 @@ class RouteFields(BaseModel):
         "such as '{title}: {body}'. Records of plain text need none.",
     )
     task: Literal["embed", "embed_sparse", "classify", "rerank", "token_classify", "generate"] | None = Field(
-        None, description="Task of the route. Default: the model's, if it has one."
+        None, description="Task of the route. Default: that of the model's head, as of a request; else embed."
     )
     query: str | None = Field(None, description="rerank: the query that each record's text is scored against.")
     request_options: Annotated[

@@ -20,7 +20,7 @@ def router(info: ModelInfo, **given: Any) -> Router:
     """Of one route from `in`, whose results may have 1,024 bytes."""
     bounds = ReplyBounds(info, 1024)
     validator = RequestValidator(info, bounds, Prompts(), reply_topics=".*", slo_s=None, max_sequences=16)
-    settings = RouteSettings(**{"input_topic": "in", "output_topic": "out", "text": "text"} | given)
+    settings = RouteSettings(**{"input_topic": "in", "output_topic": "out", "text": "text", "task": "embed"} | given)
     return Router([settings], info, validator.checked)
 
 

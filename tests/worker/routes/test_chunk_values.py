@@ -32,7 +32,7 @@ RESULTS = [
 
 def settings_of(**more: Any) -> RouteSettings:
     fields = {"input_topic": "in", "output_topic": "out", "chunk_tokens": 12, "chunk_output": "records"}
-    return RouteSettings.model_validate({"text": "/text", **fields, **more})
+    return RouteSettings.model_validate({"text": "/text", "task": "embed", **fields, **more})
 
 
 def values(original: Any, info: ModelInfo = ENCODER, **more: Any) -> list[Any]:

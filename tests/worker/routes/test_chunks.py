@@ -255,7 +255,8 @@ def test_a_text_that_is_too_long_to_tokenize_is_an_error() -> None:
 
 
 def size_of(info: ModelInfo = ENCODER, **more: Any) -> ChunkSize | None:
-    settings = RouteSettings.model_validate({"input_topic": "in", "output_topic": "out", "text": "text", **more})
+    fields = {"input_topic": "in", "output_topic": "out", "text": "text", "task": "embed"}
+    settings = RouteSettings.model_validate(fields | more)
     return Route(settings, info).chunks
 
 
@@ -266,7 +267,7 @@ def test_chunks_are_of_routes_that_ask_for_them() -> None:
 
 
 def test_a_null_in_place_of_chunks_has_their_schema() -> None:
-    fields = {"output_topic": "out", "text": "text", "chunk_tokens": 12, "missing_text": "null"}
+    fields = {"output_topic": "out", "text": "text", "task": "embed", "chunk_tokens": 12, "missing_text": "null"}
     route = Route(RouteSettings.model_validate({"input_topic": "in", **fields}), ENCODER)
     schema = {"type": "struct", "fields": [{"field": "text", "type": "string", "optional": True}]}
     passed = json.loads(route.passed(json.dumps({"schema": schema, "payload": {"text": None}}).encode()) or b"")
@@ -286,7 +287,7 @@ def test_chunks_that_the_model_or_the_task_cannot_have_are_refused() -> None:
     for tokens in (None, 12):
         with pytest.raises(ValueError, match="chunk_overlap must be less than chunk_tokens"):
             size_of(chunk_tokens=tokens, chunk_overlap=12)
-    fields = {"input_topic": "in", "output_topic": "out", "text": "text", "chunk_tokens": 12}
+    fields = {"input_topic": "in", "output_topic": "out", "text": "text", "task": "embed", "chunk_tokens": 12}
     settings = RouteSettings.model_validate(fields)
     with pytest.raises(WrongArgument, match="The route from in: chunk_tokens needs the model's tokenizer"):
         Router([settings], ENCODER, lambda message, is_json: message)
