@@ -185,7 +185,7 @@ class Pipeline:
         self.num_answered = 0
 
     async def start_routes(self) -> None:
-        """Check the schemas of routes, however long the registry is away, and connect to what else they need.
+        """Check the schemas of routes, unless the registry is away, and connect to what else they need.
 
         Raises WrongArgument and KafkaRefused.
         """

@@ -1,7 +1,9 @@
 """The door of routes: records of input topics become requests like any other, and their results enriched records."""
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from penstock.engine.types import ModelInfo
 from penstock.producer.errors import BackendError, PenstockError, WrongArgument
@@ -24,6 +26,7 @@ from penstock.worker.routes.schema_registry import SchemaRegistry
 from penstock.worker.routes.settings import RouteSettings
 
 _OURS = {MODEL, REVISION, FINISHED_MS, SOURCE}
+_CHECK_S = 10.0  # that a start waits for the schema registry, without which requests and other routes can go on
 
 
 class Router:
@@ -59,13 +62,18 @@ class Router:
         if self._routes:
             self.order.admit(filter(self.has, records))
 
-    async def check(self) -> None:
-        """Check at start what can be known of records that have not come. Raises WrongArgument that names the route."""
+    async def check(self, timeout_s: float = _CHECK_S) -> None:
+        """Check at start what can be known of records that have not come. Raises WrongArgument that names the route.
+
+        If the registry is away for longer, `prepare` does so for the first record that needs it.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._check_formats(), timeout_s)
+
+    async def _check_formats(self) -> None:
         for topic, route in self._routes.items():
-            try:
+            with _naming(topic):
                 await route.format.check()
-            except WrongArgument as error:
-                raise WrongArgument(f"The route from {topic}: {error.message}") from error
 
     def is_ready(self, record: PendingRecord) -> bool:
         """Whether a record of any topic can be validated without `prepare`."""
@@ -73,11 +81,15 @@ class Router:
         return route is None or value is None or route.format.is_ready(value)
 
     async def prepare(self, records: Sequence[PendingRecord]) -> None:
-        """Fetch what records need that are not ready, however long that takes. Then they may be validated."""
+        """Fetch what records need that are not ready, however long that takes. Then they may be validated.
+
+        Raises WrongArgument for a route that a start would have refused, had the registry been there.
+        """
         for topic, route in self._routes.items():
-            await route.format.prepare(
-                [r.original.value for r in records if r.original.topic == topic and r.original.value]
-            )
+            with _naming(topic):
+                await route.format.prepare(
+                    [r.original.value for r in records if r.original.topic == topic and r.original.value]
+                )
 
     def split(self, records: Sequence[PendingRecord]) -> tuple[Sequence[PendingRecord], Sequence[PendingRecord]]:
         """Requests, and records of routes."""
@@ -185,6 +197,15 @@ class Router:
         finished_ms = b"%d" % (time.time() * 1e3)
         info = self._info
         return [(MODEL, info.name.encode()), (REVISION, info.answers_revision.encode()), (FINISHED_MS, finished_ms)]
+
+
+@contextlib.contextmanager
+def _naming(topic: str) -> Iterator[None]:
+    """Name the route in the error that refuses it."""
+    try:
+        yield
+    except WrongArgument as error:
+        raise WrongArgument(f"The route from {topic}: {error.message}") from error
 
 
 def _made(

@@ -82,6 +82,13 @@ class JsonToFramed(RecordFormat):
         self._writer = self._kind.writer(schema.schema_str, await self._registry.referenced(schema), fields)
         self._head = _HEAD.pack(0, schema_id)
 
+    def is_ready(self, value: bytes) -> bool:
+        return self._writer is not None
+
+    async def prepare(self, values: Sequence[bytes]) -> None:
+        if values and self._writer is None:  # the registry was away at start
+            await self.check()
+
     def read(self, value: bytes) -> Any:
         return self._inner.read(value)
 

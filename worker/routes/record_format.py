@@ -25,7 +25,10 @@ class RecordFormat(Protocol):
         return True
 
     async def prepare(self, values: Sequence[bytes]) -> None:
-        """Fetch what values need from elsewhere, however long that takes. `read` refuses those whose need is vain."""
+        """Fetch what values need from elsewhere, however long that takes. `read` refuses those whose need is vain.
+
+        Raises WrongArgument for what `check` would have refused.
+        """
         return
 
     @abstractmethod
