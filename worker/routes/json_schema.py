@@ -30,7 +30,10 @@ class JsonSchema:
         derived = _with_property(schema, place.names, _nullable(result))
         if revision is not None:
             derived = _with_property(derived, (*place.parent.names, revision.name), _nullable("string"))
-        self.output = orjson.dumps(derived).decode()
+        try:
+            self.output = orjson.dumps(derived).decode()
+        except TypeError as error:  # orjson reads deeper documents than it writes
+            raise WrongArgument(f"The schema cannot be used: {error}") from error
 
     def read(self, body: bytes) -> Any:
         """The document. Raises InvalidRequest: it is not JSON."""

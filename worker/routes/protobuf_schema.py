@@ -21,6 +21,8 @@ from penstock.worker.routes.revision_field import RevisionField
 
 FIELD_TYPES = {"float": FieldDescriptorProto.TYPE_FLOAT, "int": FieldDescriptorProto.TYPE_INT32}
 FIELD_TYPES["string"] = FieldDescriptorProto.TYPE_STRING
+_RESULT_NUMBER = 100_000  # of the result's field: later versions of the message take the numbers behind its own
+_MOST_NUMBER = (1 << 29) - 1
 _IMPLEMENTATION = range(19_000, 20_000)  # field numbers that Protobuf keeps for itself
 _FILE = "schema.proto"
 
@@ -159,13 +161,16 @@ def _run_protoc(sources: Sequence[tuple[str, str]]) -> list[FileDescriptorProto]
 
 
 def message_class(files: Sequence[FileDescriptorProto]) -> type[Message]:
-    """The class of the first message of the last file."""
+    """The class of the first message of the last file. Raises WrongArgument: the files do not go together."""
     pool = DescriptorPool()
-    for file in files:
-        pool.Add(file)
     last = files[-1]
     name = ".".join([*filter(None, [last.package]), last.message_type[0].name])
-    found: type[Message] = GetMessageClass(pool.FindMessageTypeByName(name))
+    try:
+        for file in files:
+            pool.Add(file)
+        found: type[Message] = GetMessageClass(pool.FindMessageTypeByName(name))
+    except (TypeError, KeyError) as error:  # as where a name is another's already
+        raise WrongArgument(f"The schema cannot be used: {error}") from error
     return found
 
 
@@ -178,10 +183,16 @@ def _add_field(file: FileDescriptorProto, name: str, result: AvroType) -> None:
 
 
 def _free_number(message: DescriptorProto) -> int:
-    taken = [field.number for field in message.field]
-    taken += [one.end - 1 for one in [*message.reserved_range, *message.extension_range]]
-    number = max(taken, default=0) + 1
-    return _IMPLEMENTATION.stop if number in _IMPLEMENTATION else number
+    """The number of the result, or one behind it; where none of these is free, one behind the message's own fields."""
+    own = [field.number for field in message.field]
+    taken = [_IMPLEMENTATION, *[range(number, number + 1) for number in own]]
+    taken += [range(one.start, one.end) for one in [*message.reserved_range, *message.extension_range]]
+    for number in (_RESULT_NUMBER, max(own, default=0) + 1):
+        while (within := next((one for one in taken if number in one), None)) is not None:
+            number = within.stop
+        if number <= _MOST_NUMBER:
+            return number
+    raise WrongArgument(f"The message {message.name} has no number that is free for the field of the result.")
 
 
 def _fill(message: DescriptorProto, name: str, kind: AvroType, number: int, scope: str, *, is_proto3: bool) -> None:

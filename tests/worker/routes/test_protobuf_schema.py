@@ -88,9 +88,42 @@ def test_a_value_that_is_not_there_is_absent_for_a_reader_and_not_zero(syntax: s
     assert not read("generate", {"finish": "stop", "tokens": [1]}).result.HasField("text")
 
 
-def test_the_field_has_a_number_that_nothing_else_had() -> None:
-    file = FileDescriptorProto.FromString(base64.b64decode(made().output))
-    assert {field.name: field.number for field in file.message_type[0].field}["result"] == 12
+def numbers(text: str) -> dict[str, int]:
+    schema = ProtobufSchema(text, [], Pointer(("result",)), result_type("embed", NO_OPTIONS, "result"))
+    file = FileDescriptorProto.FromString(base64.b64decode(schema.output))
+    return {field.name: field.number for field in file.message_type[0].field}
+
+
+def of_fields(fields: str) -> str:
+    return f'syntax = "proto2"; message Order {{ optional string text = 1; {fields} }}'
+
+
+def test_the_field_keeps_its_number_in_later_versions_of_the_message() -> None:
+    first, later = numbers(of_fields("")), numbers(of_fields("optional string note = 2; optional int32 n = 40000;"))
+    assert first["result"] == later["result"] == 100_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "number"),
+    [
+        ("optional int32 n = 100000;", 100_001),
+        ("reserved 99000 to 100010, 100011;", 100_012),
+        ("optional int32 n = 6; reserved 9 to max;", 7),
+        ("optional int32 n = 6; extensions 7, 9 to max;", 8),
+        ("optional int32 n = 18999; reserved 20003 to max;", 20_000),  # Protobuf has 19,000 to 19,999
+    ],
+)
+def test_the_field_has_a_number_that_nothing_else_has(fields: str, number: int) -> None:
+    assert numbers(of_fields(fields))["result"] == number
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["reserved 2 to max;", "oneof result { int32 n = 2; }", "optional int32 re_sult = 2 [json_name='result'];"],
+)
+def test_a_message_that_cannot_have_the_field_is_refused(fields: str) -> None:
+    with pytest.raises(WrongArgument, match="result"):
+        numbers(of_fields(fields))
 
 
 def test_a_schema_may_be_a_descriptor_in_base64() -> None:
