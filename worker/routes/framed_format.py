@@ -64,28 +64,25 @@ class FramedFormat(RecordFormat):
         self._unknown: dict[int, InvalidRequest] = {}
 
     async def check(self) -> None:
-        """Derive and register the output's schema, if the input topic has one by now. Called at start.
+        """Derive and register the schemas of the output from those that the input topic has by now. Called at start.
 
-        Raises WrongArgument if it cannot be derived, or is not compatible with the output topic's.
+        In the order of the input's versions: of two that are compatible the later one may not be followed by the
+        earlier, as one that has lost a field.
+
+        Raises WrongArgument if the latest cannot be derived, or is not compatible with the output topic's.
         """
-        latest = await self._registry.latest(self._input)
-        if latest is not None:
-            self._known[latest[0]] = await self._learned(*latest)
+        versions = await self._registry.versions(self._input)
+        for schema_id, schema in versions[:-1]:
+            await self._learn(schema_id, schema)
+        for schema_id, schema in versions[-1:]:
+            self._known[schema_id] = await self._learned(schema_id, schema)
 
     def is_ready(self, value: bytes) -> bool:
         return not _is_framed(value) or _HEAD.unpack_from(value)[1] in self._known
 
     async def prepare(self, values: Sequence[bytes]) -> None:
         for schema_id in {_HEAD.unpack_from(value)[1] for value in values if not self.is_ready(value)}:
-            schema = await self._registry.schema(schema_id)
-            try:
-                if schema is None:
-                    raise InvalidRequest(f"The schema registry has no schema with the id {schema_id}.")
-                self._known[schema_id] = await self._learned(schema_id, schema)
-            except InvalidRequest as error:
-                if len(self._unknown) >= _MOST_UNKNOWN:
-                    self._unknown.clear()
-                self._unknown[schema_id] = error
+            await self._learn(schema_id, await self._registry.schema(schema_id))
 
     def read(self, value: bytes) -> Any:
         return self._find(value).codec.read(value[_HEAD.size :])
@@ -96,6 +93,17 @@ class FramedFormat(RecordFormat):
     def write(self, original: bytes, result: PlainRow | None) -> bytes:
         known = self._find(original)
         return known.head + known.codec.write(original[_HEAD.size :], result)
+
+    async def _learn(self, schema_id: int, schema: Schema | None) -> None:
+        """Know a schema, or why it is of no use."""
+        try:
+            if schema is None:
+                raise InvalidRequest(f"The schema registry has no schema with the id {schema_id}.")
+            self._known[schema_id] = await self._learned(schema_id, schema)
+        except InvalidRequest as error:
+            if len(self._unknown) >= _MOST_UNKNOWN:
+                self._unknown.clear()
+            self._unknown[schema_id] = error
 
     async def _learned(self, schema_id: int, schema: Schema) -> _Known:
         if schema.schema_type != self._kind.name:

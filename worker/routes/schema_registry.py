@@ -47,6 +47,12 @@ class SchemaRegistry:
                 found += [*await self.referenced(registered.schema), (one.name, registered.schema.schema_str)]
         return found
 
+    async def versions(self, subject: str) -> list[tuple[int, Schema]]:
+        """The ids and the schemas of a subject's versions, the oldest first."""
+        numbers = await self._ask(self._client.get_versions, subject)
+        found = [await self._ask(self._client.get_version, subject, number) for number in sorted(numbers or ())]
+        return [(one.schema_id, one.schema) for one in found if one is not None]
+
     async def latest(self, subject: str) -> tuple[int, Schema] | None:
         """The id and the schema of a subject's latest version; None if it has none."""
         await self._client.clear_latest_caches()
