@@ -8,7 +8,7 @@ from penstock.producer.wire.messages import Request, Text
 from penstock.producer.wire.options import check_applicable, check_options
 from penstock.producer.wire.plain_rows import PlainRow
 from penstock.worker.routes.chunks import chunk_size, of_chunk_record
-from penstock.worker.routes.connect_json import EXAMPLES, UNAVAILABLE
+from penstock.worker.routes.connect_json import EXAMPLES
 from penstock.worker.routes.formats import format_of
 from penstock.worker.routes.revision_field import RevisionField
 from penstock.worker.routes.schema_registry import SchemaRegistry
@@ -48,11 +48,6 @@ class Route:
             if self._missing != "reject" or self.format.lacks_object(value):
                 return None
             raise InvalidRequest("The record has no text.")
-        if text == UNAVAILABLE:
-            raise InvalidRequest(
-                "The change event does not have the text, which is long and was not changed. Set the table's REPLICA "
-                "IDENTITY to FULL."
-            )
         return self.asking(text)
 
     def asking(self, text: str) -> Request:

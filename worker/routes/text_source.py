@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from penstock.producer.errors import InvalidRequest
+from penstock.worker.routes.connect_json import UNAVAILABLE
 from penstock.worker.routes.pointer import Pointer
 
 
@@ -26,7 +27,7 @@ class TextSource(NamedTuple):
         """The text; None where all places of it are absent or null. In a template one that is missing is empty.
 
         Raises:
-            InvalidRequest: a place has something else than text. The message names it.
+            InvalidRequest: a place has something else than text, or a text that the record lacks. The message names it.
         """
         if len(self.parts) == 1 and (place := self.parts[0][1]) is not None and not self.parts[0][0]:
             return _text_at(place, document)
@@ -51,6 +52,11 @@ def _parts(template: str) -> Iterator[tuple[str, Pointer | None]]:
 
 def _text_at(place: Pointer, document: Any) -> str | None:
     value = place.find(document)
+    if value == UNAVAILABLE:
+        raise InvalidRequest(
+            f"The change event does not have the text at {str(place)!r}, which is long and was not changed. Set the "
+            "table's REPLICA IDENTITY to FULL."
+        )
     if value is None or isinstance(value, str):
         return value
     raise InvalidRequest(f"The text at {str(place) or 'the top'!r} must be a string. It is {_kind(value)}.")

@@ -164,6 +164,13 @@ def test_what_is_no_text_is_refused(value: Any) -> None:
         TextSource.parse("/a").read({"a": value})
 
 
+@pytest.mark.parametrize("source", ["/after/body", "{/after/title}: {/after/body}", "Its body: {/after/body}"])
+def test_a_long_text_that_a_change_event_lacks_is_refused_also_in_a_template(source: str) -> None:
+    document = {"after": {"title": "a", "body": "__debezium_unavailable_value"}}
+    with pytest.raises(InvalidRequest, match=r"'/after/body'.* REPLICA IDENTITY"):
+        TextSource.parse(source).read(document)
+
+
 @pytest.mark.parametrize("source", ["{", "{}", "{a!r}", "{a:>3}", "}", "/a~2", "{a} {/b~}", "{{a}}"])
 def test_a_source_that_is_none_is_refused(source: str) -> None:
     with pytest.raises(ValueError, match="must be"):
