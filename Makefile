@@ -11,7 +11,7 @@ TRAIN_CSV ?= train.csv
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-EVERYTHING := --constraint ops/constraints.txt --editable '.[bench,delta,demo,dev,docs,logs,object-stores,otel,parquet,registry,worker]'
+EVERYTHING := --constraint ops/constraints.txt --editable '.[bench,delta,demo,dev,docs,iceberg,logs,object-stores,otel,parquet,registry,worker]'
 
 # uv compiles nothing at installation: without this, every process of a machine that sets it compiles torch once more.
 unexport PYTHONDONTWRITEBYTECODE

@@ -53,6 +53,7 @@ OF_EXTRAS = (
     "safetensors",
     "huggingface_hub",
     "deltalake",
+    "pyiceberg",
     "obstore",
     "pyarrow",
     "polars",
@@ -211,7 +212,19 @@ def test_every_library_that_the_wheel_imports_is_declared() -> None:
     """In the dependencies, or in an extra for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    of_users = ("worker", "parquet", "object-stores", "delta", "parity", "demo", "bench", "logs", "otel", "registry")
+    of_users = (
+        "worker",
+        "parquet",
+        "object-stores",
+        "delta",
+        "iceberg",
+        "parity",
+        "demo",
+        "bench",
+        "logs",
+        "otel",
+        "registry",
+    )
     lines = [*project["dependencies"], *(line for extra in of_users for line in extras[extra])]
     declared = {distribution(line) for line in lines}
     libraries = packages_distributions()

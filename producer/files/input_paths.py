@@ -2,60 +2,65 @@
 
 import glob
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock.producer.files.delta_table import delta_files, is_delta_table
 from penstock.producer.files.object_path import ObjectPath
 from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import FORMATS
+from penstock.producer.files.versioned_tables import table_kind
 
 _HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files, and directories, of no tables
-_TABLE_LOGS = ("_delta_log/*.json", "metadata/*.metadata.json")  # of Delta in a store of objects, and of Iceberg
+_LOGS = {"_delta_log", "metadata"}  # directories of tables that have a log
 
 
-def input_paths(given: Iterable[Path], output: Path, versions: Mapping[str, int] | None = None) -> list[Path]:
+def input_paths(given: Iterable[Path], output: Path, tables: Mapping[str, Sequence[Path]] | None = None) -> list[Path]:
     """The files that `given` names, in its order; those of a directory or a pattern are in order of their paths.
 
     The output, parts of bulk jobs, and what is in hidden directories are left out of directories and patterns.
-    `versions`: of Delta tables, as `table_versions` gives them.
+    `tables`: the files of tables that have a log, as `table_files` gives them.
 
     Raises:
-        TableError: a directory or a pattern has no table, or a directory is a table whose log is not read.
+        TableError: a directory or a pattern has no table, or has files of a table whose log says which are its rows.
     """
-    versions = versions or {}
+    tables = tables or {}
     paths: list[Path] = []
     for path in given:
+        if files := tables.get(str(path.resolve())):
+            paths += files
+            continue
         if path == STANDARD or path.is_file():
             paths.append(path)
-            continue
-        if (version := versions.get(str(path.resolve()))) is not None:
-            paths += delta_files(path, version)
             continue
         is_pattern = not path.is_dir() and glob.has_magic(str(path))
         if not is_pattern and not path.is_dir():
             paths.append(path)  # the reader says that it does not exist
             continue
-        if any(next(path.glob(log), None) for log in _TABLE_LOGS):
-            raise TableError(
-                f"{path} is a table of Iceberg, or of Delta in a store of objects, whose log says which files are its "
-                "rows. Name them."
-            )
         root = _fixed_part(path) if is_pattern else path
         found = sorted(_tables(root, _candidates(path, root), output.resolve()))
         if not found:
             raise TableError(f"{path} {'matches' if is_pattern else 'holds'} no table ({', '.join(FORMATS)}).")
-        _require_no_tables_of_delta(found, root)
+        _require_no_logs(found, root)
         paths += found
     return paths
 
 
-def _require_no_tables_of_delta(found: Iterable[Path], root: Path) -> None:
-    """Raise TableError where files below `root` are those of such a table: some may hold rows that were deleted."""
-    folders = {folder for path in found for folder in path.parents if root in folder.parents}
-    if table := next(filter(is_delta_table, sorted(folders)), None):
-        raise TableError(f"{table} is a Delta table, whose log says which files are its rows. Name it itself.")
+def _require_no_logs(found: Iterable[Path], root: Path) -> None:
+    """Raise TableError where files are those of a table with a log: some may hold rows that were deleted.
+
+    The table may be below `root`, `root` itself, or above it.
+    """
+    folders = {path.parent for path in found}
+    above = {one for folder in folders for start in (folder, folder.resolve()) for one in (start, *start.parents)}
+    if isinstance(root, ObjectPath):  # one list, in place of a request for each folder
+        logged = {path.parent.parent for path in root.below() if path.parent.name in _LOGS}
+        top = 4 if root.parts[0] == "hf:" else 2  # parts of a repository, or bucket: nothing above it can be listed
+        beyond = {one for one in (root, *root.parents) if len(one.parts) >= top}
+        above &= logged | beyond
+    for folder in sorted(above):
+        if kind := table_kind(folder):
+            raise TableError(f"{folder} is {kind}, whose log says which files are its rows. Name it itself.")
 
 
 def _fixed_part(pattern: Path) -> Path:

@@ -37,7 +37,7 @@ class FileJob:
     model: str
     format: str  # of the output
     version: int = _VERSION
-    tables: dict[str, int] = field(default_factory=dict)  # versions of Delta tables among the inputs, by path
+    tables: dict[str, int] = field(default_factory=dict)  # of Delta and Iceberg among the inputs: versions by path
 
     @classmethod
     def of(

@@ -35,7 +35,7 @@ class JobOutput:
     restart: bool = False  # discard the finished rows of an earlier run
     allow_mixed_revisions: bool = False  # answers may come from several revisions of the model; see `OneRevision`
     standard_format: str | None = None  # extension that standard output, `-`, is written as; or OPENAI, of files too
-    tables: Mapping[str, int] = field(default_factory=dict)  # versions of Delta tables among the inputs, by path
+    tables: Mapping[str, int] = field(default_factory=dict)  # of Delta and Iceberg among the inputs: versions by path
 
     def open(self, reader: Reader) -> PartWriter:
         """Create a file, or continue it: `reader` then leaves out finished rows.

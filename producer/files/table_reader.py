@@ -1,7 +1,7 @@
 """Reader of one or several tables: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,8 @@ _Read = Callable[[Path], Content]
 
 
 class _Format(NamedTuple):
-    reading: Callable[[Sequence[Path], Sequence[str]], _Read]  # of files with these columns of texts
+    # Of columns of texts; it is told the files whose directories may give them columns.
+    reading: Callable[[Sequence[Path], Sequence[str]], _Read]
     count: Callable[[Path], int]
     encoder: type[TableEncoder]
 
@@ -106,6 +107,7 @@ def open_reader(
     *,
     standard_format: str | None = None,
     model: str = "",
+    of_tables: Collection[Path] = (),
 ) -> Reader:
     """Open tables of one format and with the same columns.
 
@@ -113,6 +115,7 @@ def open_reader(
         texts: the column of the texts, or the two columns of pairs; of no effect with OPENAI.
         standard_format: extension that standard input, the path `-`, is read as; or OPENAI, of files too.
         model: the served name, which lines of OPENAI must have.
+        of_tables: files of tables that have a log. Their directories give them no columns.
 
     Raises:
         TableError: unknown file, format or column, other columns than the first file's, or neither rows nor columns.
@@ -134,7 +137,8 @@ def open_reader(
     try:
         if extension == OPENAI:
             return Reader(paths, (), _openai_content(paths, model))
-        return Reader(paths, texts, _content(paths, FORMATS[extension].reading(paths, texts)))
+        plain = [path for path in paths if path not in of_tables]
+        return Reader(paths, texts, _content(paths, FORMATS[extension].reading(plain, texts)))
     except OSError as error:
         raise TableError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}.") from error
 

@@ -406,7 +406,7 @@ class TestInputs:
         pq.write_table(pa.table({"text": ["removed since"]}), tmp_path / "part.parquet")
         code, said, _ = penstock("classify", tmp_path, tmp_path / "out.parquet")
         assert code == 2
-        assert "is a table of Iceberg" in said
+        assert "v1.metadata.json: the metadata of the Iceberg table cannot be read" in said
 
     def test_parquet_files_of_other_types(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")

@@ -30,6 +30,7 @@ from penstock.producer.files.object_path import file_path
 from penstock.producer.files.object_store import Bucket
 from penstock.producer.files.row_blocks import StoreError
 from penstock.producer.files.table_reader import count_rows
+from penstock.producer.files.versioned_tables import table_versions
 from tests.object_stores import Proxy, create_bucket, keys_of, s3_server, store_at
 from tests.producer.table_files import write_table
 from tests.producer.test_bulk_resume import EXTENSIONS, NUM_ROWS, Killed, embed, make_input, run
@@ -374,13 +375,21 @@ def test_a_folder_and_a_pattern(store: S3Store) -> None:
 
 
 @pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/v1.metadata.json"])
-def test_a_folder_with_a_log_is_no_folder_of_tables(store: S3Store, log: str) -> None:
-    obstore.put(store, f"data/{log}", b"{}")
-    obstore.put(store, "data/1.csv", b"text\nhello\n")
-    with pytest.raises(TableError, match=r"^s3://rows/data is a table of Iceberg, or of Delta in a store"):
-        input_paths([file_path("s3://rows/data")], Path("out.csv"))
-    (named,) = input_paths([file_path("s3://rows/data/*.csv")], Path("out.csv"))
-    assert str(named) == "s3://rows/data/1.csv"
+@pytest.mark.parametrize("given", ["a", "a/data", "a/data/b", "a/*/1.csv", "a/data/*.csv"])
+def test_files_of_a_table_with_a_log_are_not_read_without_it(store: S3Store, log: str, given: str) -> None:
+    obstore.put(store, f"a/data/{log}", b"{}")
+    for key in ("a/data/1.csv", "a/data/b/2.csv"):
+        obstore.put(store, key, b"text\nhello\n")
+    with pytest.raises(TableError, match=r"^s3://rows/a/data is an? \w+ table, whose log says which files"):
+        input_paths([file_path(f"s3://rows/{given}")], Path("out.csv"))
+    (named,) = input_paths([file_path("s3://rows/a/data/1.csv")], Path("out.csv"))
+    assert str(named) == "s3://rows/a/data/1.csv"
+
+
+def test_a_table_of_delta_is_refused(store: S3Store) -> None:
+    obstore.put(store, "data/_delta_log/0.json", b"{}")
+    with pytest.raises(TableError, match=r"^s3://rows/data is a Delta table in a store of objects, whose log is not"):
+        table_versions([file_path("s3://rows/data")], dict)
 
 
 @pytest.mark.parametrize("given", ["", "/*/*/*.parquet", "/**/*.parquet"])

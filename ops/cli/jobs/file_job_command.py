@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -28,12 +29,12 @@ from penstock.producer.files import (
     count_rows,
     open_reader,
 )
-from penstock.producer.files.delta_table import table_versions
 from penstock.producer.files.durable import write_synced
 from penstock.producer.files.file_job import FLEET_ERRORS, BulkResult, TooManyErrors, run_bulk
 from penstock.producer.files.input_paths import input_paths
 from penstock.producer.files.job_report import ReplyTally
 from penstock.producer.files.standard_streams import STANDARD, end_input
+from penstock.producer.files.versioned_tables import table_files, table_versions
 from penstock.producer.wire.messages import Options
 
 _Writer = PartWriter | StreamWriter
@@ -68,9 +69,16 @@ def run_file_job(
         output = dataclasses.replace(output, tables=table_versions(sources, output.kept_tables))
         for table, version in output.tables.items():
             say(f"Reading version {version} of {table}.")
-        paths = input_paths(sources, target, output.tables)
+        tables = table_files(sources, output.tables)
+        paths = input_paths(sources, target, tables)
         check_report(settings, [*paths, target])
-        opened = open_reader(paths, columns, standard_format=settings.standard_format, model=settings.served_name)
+        opened = open_reader(
+            paths,
+            columns,
+            standard_format=settings.standard_format,
+            model=settings.served_name,
+            of_tables=frozenset(itertools.chain(*tables.values())),
+        )
         with opened as reader, ExitStack() as stack:
             if settings.dry_run:
                 from penstock.ops.cli.jobs.job_estimate import estimate_job  # imports what a run does not need
