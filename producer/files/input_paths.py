@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.producer.files.object_path import ObjectPath
-from penstock.producer.files.row_blocks import TableError
+from penstock.producer.files.row_blocks import StoreError, TableError
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import FORMATS
 from penstock.producer.files.versioned_tables import table_kind
@@ -59,8 +59,17 @@ def _require_no_logs(found: Iterable[Path], root: Path) -> None:
         beyond = {one for one in (root, *root.parents) if len(one.parts) >= top}
         above &= logged | beyond
     for folder in sorted(above):
-        if kind := table_kind(folder):
+        if kind := _listed_kind(folder):
             raise TableError(f"{folder} is {kind}, whose log says which files are its rows. Name it itself.")
+
+
+def _listed_kind(folder: Path) -> str | None:
+    try:
+        return table_kind(folder)
+    except StoreError:
+        raise
+    except TableError:
+        return None  # the store lists what is below `root`, and nothing above it
 
 
 def _fixed_part(pattern: Path) -> Path:

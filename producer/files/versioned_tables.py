@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from penstock.producer.files.delta_table import DeltaLog, is_delta_table
 from penstock.producer.files.iceberg_table import IcebergLog, is_iceberg_table
 from penstock.producer.files.row_blocks import TableError
+from penstock.producer.files.table_reader import FORMATS
 
 
 class TableLog(Protocol):
@@ -90,4 +91,6 @@ def _files(path: Path, version: int) -> list[Path]:
 
 
 def _kind_of(path: Path) -> _Kind | None:
+    if path.suffix.lower() in FORMATS and path.is_file():
+        return None  # asked first: objects can often be read where they must not be listed
     return next((kind for kind in _KINDS if kind.is_at(path)), None)

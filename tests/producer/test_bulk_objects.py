@@ -386,6 +386,27 @@ def test_files_of_a_table_with_a_log_are_not_read_without_it(store: S3Store, log
     assert str(named) == "s3://rows/a/data/1.csv"
 
 
+def test_rights_to_list_are_asked_for_where_there_are_files_to_find(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obstore.put(store, "a/b/1.csv", b"text\nhello\n")
+    listed, below = "a/b", Bucket.below
+
+    def denied(bucket: Bucket, prefix: str) -> Any:
+        if not listed or not prefix.startswith(listed):
+            raise TableError("The store denies access.")
+        return below(bucket, prefix)
+
+    monkeypatch.setattr(Bucket, "below", denied)
+    named, folder = file_path("s3://rows/a/b/1.csv"), file_path("s3://rows/a/b")
+    assert input_paths([folder], Path("out.csv")) == [named]
+    listed = ""
+    assert table_versions([named], dict) == {}
+    assert input_paths([named], Path("out.csv")) == [named]
+    with pytest.raises(TableError, match="denies access"):
+        table_versions([folder], dict)
+
+
 def test_a_table_of_delta_is_refused(store: S3Store) -> None:
     obstore.put(store, "data/_delta_log/0.json", b"{}")
     with pytest.raises(TableError, match=r"^s3://rows/data is a Delta table in a store of objects, whose log is not"):
