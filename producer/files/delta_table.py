@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.producer.files.hive_partitions import Partition
 from penstock.producer.files.object_path import ObjectPath
+from penstock.producer.files.parquet_reader import read_parquet_schema
 from penstock.producer.files.row_blocks import TableError
 
 _LOG = "_delta_log/[0-9]*"  # commits, or a checkpoint alone
@@ -51,22 +53,17 @@ class DeltaLog:
         folder = urlsplit(self._table.table_uri).path  # with escapes, which the files' own names are without
         return [self._path / uri.removeprefix(folder) for uri in self._table.file_uris()]
 
-    def check_columns(self, files: Sequence[Path]) -> None:
-        """Raise TableError where a column was added since: files that lack it hold no nulls.
+    def missing_columns(self, files: Sequence[Path]) -> dict[Path, Partition]:
+        """None: raises TableError where a column was added since.
 
         The reader compares the files with the first.
         """
-        from pyarrow import ArrowException
-        from pyarrow.parquet import read_schema
-
         names = {field.name for field in self._table.schema().fields}
-        try:
-            differing = sorted(names.symmetric_difference(read_schema(files[0]).names))
-        except (ArrowException, OSError) as error:
-            raise TableError(f"{files[0]} is not a Parquet file that can be read: {error}.") from error
+        differing = sorted(names.symmetric_difference(read_parquet_schema(files[0]).names))
         if differing:
             changed = f"{files[0].name} was written before {', '.join(differing)} changed"
             raise TableError(f"{self._path}: {changed}. Rewrite the table.")
+        return {}
 
 
 def _opened(path: Path, version: int | None) -> Any:

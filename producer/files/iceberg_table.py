@@ -6,8 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from penstock.producer.files.hive_partitions import Partition
 from penstock.producer.files.object_path import ObjectPath, file_path
-from penstock.producer.files.parquet_reader import source_of
+from penstock.producer.files.parquet_reader import read_parquet_schema
 from penstock.producer.files.row_blocks import StoreError, TableError
 
 _SUFFIX = ".metadata.json"
@@ -15,6 +16,8 @@ _ANY_METADATA = f"metadata/*{_SUFFIX}*"  # compressed ones have `.gz` before the
 _HINT = "metadata/version-hint.text"
 _NEWEST_FORMAT = 2  # the next one has vectors of deleted rows, and values of columns that files lack
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}  # of Hadoop, and what jobs call them
+
+_Column = tuple[int, str, Any]  # id, name, and the type with its own fields
 
 
 def is_iceberg_table(path: Path) -> bool:
@@ -56,23 +59,41 @@ class IcebergLog:
         """The files of the snapshot."""
         return [_located(one.file_path) for one in self._entries()]
 
-    def check_columns(self, files: Sequence[Path]) -> None:
-        """Raise TableError where a column was added, renamed, dropped or promoted since a file was written."""
+    def missing_columns(self, files: Sequence[Path]) -> dict[Path, Partition]:
+        """Those that were added, behind the others, since a file was written.
+
+        Raises TableError where a column was renamed, dropped, promoted or moved since, or added before another.
+        """
+        import pyarrow as pa
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        schema = self._schema()
+        expected = _columns(schema)
+        stored = {file: self._stored(file, expected) for file in dict.fromkeys(files)}
+        types = {field.name: field.type for field in schema_to_pyarrow(schema)}
+        types |= {field.name: field.type for one in stored.values() for field in one}  # those of files, where there are
+        return {
+            file: {name: pa.scalar(None, types[name]) for _, name, _ in expected[len(one.names) :]}
+            for file, one in stored.items()
+        }
+
+    def _stored(self, file: Path, expected: list[_Column]) -> Any:
+        """The Arrow schema of a file, whose columns are the first of those that are expected. Raises TableError."""
         from pyiceberg.io.pyarrow import pyarrow_to_schema
 
-        expected = _shape(self._schema().as_struct())
-        for file in files:
-            stored = _read_schema(file)
-            try:
-                found = _shape(pyarrow_to_schema(stored).as_struct())
-            except Exception as error:  # of pyiceberg, of several kinds
-                raise TableError(f"{file}: its columns are not known: {_first_line(error)}") from error
-            if found != expected:
-                columns = ", ".join(self._schema().column_names)
-                raise TableError(
-                    f"{self._path}: {file.name} was written before columns changed: by name, id and type it has "
-                    f"{', '.join(stored.names)}, and the table {columns}. Rewrite the table."
-                )
+        stored = read_parquet_schema(file)
+        try:
+            found = _columns(pyarrow_to_schema(stored))
+        except Exception as error:  # of pyiceberg, of several kinds
+            raise TableError(f"{file}: its columns are not known: {_first_line(error)}") from error
+        lacks = {number for number, _, _ in expected[len(found) :]}
+        if found != expected[: len(found)] or lacks & self._partition_columns():
+            columns = ", ".join(name for _, name, _ in expected)
+            raise TableError(
+                f"{self._path}: {file.name} was written before columns changed: by name, id and type it has "
+                f"{', '.join(stored.names)}, and the table {columns}. Rewrite the table."
+            )
+        return stored
 
     def _present(self) -> Any:
         snapshot = self._metadata.current_snapshot()
@@ -85,6 +106,11 @@ class IcebergLog:
     def _schema(self) -> Any:
         schemas = {one.schema_id: one for one in self._metadata.schemas}
         return schemas.get(self._snapshot.schema_id, self._metadata.schema())
+
+    def _partition_columns(self) -> set[int]:
+        """Ids of columns whose values the manifests may have in place of the files."""
+        fields = [field for spec in self._metadata.partition_specs for field in spec.fields]
+        return {field.source_id for field in fields if str(field.transform) == "identity"}
 
     def _entries(self) -> list[Any]:
         """The live files of the snapshot, those of deletes among them: pyiceberg's `DataFile`."""
@@ -191,22 +217,17 @@ def _content(path: Path) -> bytes:
         raise TableError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _read_schema(file: Path) -> Any:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import read_schema
-
-    try:
-        return read_schema(source_of(file))
-    except (ArrowException, OSError) as error:
-        raise TableError(f"{file} is not a Parquet file that can be read: {error}.") from error
-
-
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+def _columns(schema: Any) -> list[_Column]:
+    """Of pyiceberg's `Schema`. Whether a column may be null, and what it is for, changes no row."""
+    return [(field.field_id, field.name, _shape(field.field_type)) for field in schema.fields]
+
+
 def _shape(kind: Any) -> Any:
-    """Ids, names and types of a type's fields. Whether they may be null, and what they are for, changes no row."""
+    """The type, with ids, names and types of its fields."""
     from pyiceberg.types import ListType, MapType, StructType
 
     match kind:

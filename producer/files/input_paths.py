@@ -2,20 +2,20 @@
 
 import glob
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from penstock.producer.files.object_path import ObjectPath
 from penstock.producer.files.row_blocks import StoreError, TableError
 from penstock.producer.files.standard_streams import STANDARD
 from penstock.producer.files.table_reader import FORMATS
-from penstock.producer.files.versioned_tables import table_kind
+from penstock.producer.files.versioned_tables import TableFiles, table_kind
 
 _HIDDEN = (".", "_")  # beginnings of names that Spark and others give to files, and directories, of no tables
 _LOGS = {"_delta_log", "metadata"}  # directories of tables that have a log
 
 
-def input_paths(given: Iterable[Path], output: Path, tables: Mapping[str, Sequence[Path]] | None = None) -> list[Path]:
+def input_paths(given: Iterable[Path], output: Path, tables: Mapping[str, TableFiles] | None = None) -> list[Path]:
     """The files that `given` names, in its order; those of a directory or a pattern are in order of their paths.
 
     The output, parts of bulk jobs, and what is in hidden directories are left out of directories and patterns.
@@ -27,8 +27,8 @@ def input_paths(given: Iterable[Path], output: Path, tables: Mapping[str, Sequen
     tables = tables or {}
     paths: list[Path] = []
     for path in given:
-        if files := tables.get(str(path.resolve())):
-            paths += files
+        if table := tables.get(str(path.resolve())):
+            paths += table.paths
             continue
         if path == STANDARD or path.is_file():
             paths.append(path)

@@ -36,7 +36,7 @@ def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None
 
     try:
         # `pre_buffer` would keep all of the file that was read in memory; without a buffer, a row group is read whole.
-        file = ParquetFile(source_of(path), pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        file = ParquetFile(_source(path), pre_buffer=False, buffer_size=_BUFFER_BYTES)
         stored = _schema_without_views(file.schema_arrow)
         added = added_to(path, stored, partition or {})
         schema = with_fields(stored, added)
@@ -54,6 +54,17 @@ def read_parquet(path: Path, columns: Sequence[str], partition: Partition | None
             numbers = Numbers(name_of(path), "row", range(number, number + rows.num_rows))
             yield Block(_texts(rows, columns, number), rows, rows.nbytes, numbers=numbers)
             number += rows.num_rows
+
+
+def read_parquet_schema(path: Path) -> "pa.Schema":
+    """The columns of a file. Raises TableError."""
+    import pyarrow as pa
+    from pyarrow.parquet import read_schema
+
+    try:
+        return _schema_without_views(read_schema(_source(path)))
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise TableError(f"{path} is not a Parquet file that can be read: {error}.") from error
 
 
 def _schema_without_views(schema: "pa.Schema") -> "pa.Schema":
@@ -81,7 +92,7 @@ def _without_views(rows: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def source_of(path: Path) -> Path | ObjectReader:
+def _source(path: Path) -> Path | ObjectReader:
     """The source that Arrow opens: it reads an object in ranges of its own choice."""
     return ObjectReader(path.store, path.key) if isinstance(path, ObjectPath) else path
 
@@ -129,7 +140,7 @@ def count_parquet(path: Path) -> int:
     """Number of rows."""
     from pyarrow.parquet import read_metadata
 
-    return int(read_metadata(source_of(path)).num_rows)
+    return int(read_metadata(_source(path)).num_rows)
 
 
 def _texts(rows: "pa.RecordBatch", columns: Sequence[str], number: int) -> list[Text | PenstockError]:

@@ -1,7 +1,7 @@
 """Reader of one or several tables: blocks of rows, in bounded memory. See `penstock.producer.files`."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from penstock.producer.errors import PenstockError
 from penstock.producer.files.csv_reader import count_csv, read_csv
 from penstock.producer.files.encoders import ArrowEncoder, CsvEncoder, JsonlEncoder, TableEncoder
-from penstock.producer.files.hive_partitions import read_partitions
+from penstock.producer.files.hive_partitions import Partition, read_partitions
 from penstock.producer.files.jsonl_reader import count_jsonl, read_jsonl
 from penstock.producer.files.object_path import ObjectPath, file_path
 from penstock.producer.files.openai_encoder import OpenAiEncoder
@@ -29,8 +29,8 @@ _Read = Callable[[Path], Content]
 
 
 class _Format(NamedTuple):
-    # Of columns of texts; it is told the files whose directories may give them columns.
-    reading: Callable[[Sequence[Path], Sequence[str]], _Read]
+    # Of files with these columns of texts, some of them of tables; see `open_reader`.
+    reading: Callable[[Sequence[Path], Sequence[str], Mapping[Path, Partition]], _Read]
     count: Callable[[Path], int]
     encoder: type[TableEncoder]
 
@@ -38,15 +38,15 @@ class _Format(NamedTuple):
 OPENAI = "openai"  # a format that no extension says: lines of OpenAI's batch files, in .jsonl files
 
 
-def _reading_parquet(paths: Sequence[Path], texts: Sequence[str]) -> _Read:
-    partitions = read_partitions(paths)
+def _reading_parquet(paths: Sequence[Path], texts: Sequence[str], of_tables: Mapping[Path, Partition]) -> _Read:
+    partitions = {**read_partitions([path for path in paths if path not in of_tables]), **of_tables}
     return lambda path: read_parquet(path, texts, partitions.get(path, {}))
 
 
 # By extension.
 FORMATS = {
-    ".csv": _Format(lambda _, texts: lambda path: read_csv(path, texts), count_csv, CsvEncoder),
-    ".jsonl": _Format(lambda _, texts: lambda path: read_jsonl(path, texts), count_jsonl, JsonlEncoder),
+    ".csv": _Format(lambda _, texts, __: lambda path: read_csv(path, texts), count_csv, CsvEncoder),
+    ".jsonl": _Format(lambda _, texts, __: lambda path: read_jsonl(path, texts), count_jsonl, JsonlEncoder),
     ".parquet": _Format(_reading_parquet, count_parquet, ArrowEncoder),
 }
 
@@ -107,7 +107,7 @@ def open_reader(
     *,
     standard_format: str | None = None,
     model: str = "",
-    of_tables: Collection[Path] = (),
+    of_tables: Mapping[Path, Partition] | None = None,
 ) -> Reader:
     """Open tables of one format and with the same columns.
 
@@ -115,7 +115,7 @@ def open_reader(
         texts: the column of the texts, or the two columns of pairs; of no effect with OPENAI.
         standard_format: extension that standard input, the path `-`, is read as; or OPENAI, of files too.
         model: the served name, which lines of OPENAI must have.
-        of_tables: files of tables that have a log. Their directories give them no columns.
+        of_tables: files of tables that have a log, with the columns that they are without; see `TableFiles`.
 
     Raises:
         TableError: unknown file, format or column, other columns than the first file's, or neither rows nor columns.
@@ -137,8 +137,7 @@ def open_reader(
     try:
         if extension == OPENAI:
             return Reader(paths, (), _openai_content(paths, model))
-        plain = [path for path in paths if path not in of_tables]
-        return Reader(paths, texts, _content(paths, FORMATS[extension].reading(plain, texts)))
+        return Reader(paths, texts, _content(paths, FORMATS[extension].reading(paths, texts, of_tables or {})))
     except OSError as error:
         raise TableError(f"{error.filename or paths[0]} cannot be read: {error.strerror or error}.") from error
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from penstock.producer.files.delta_table import DeltaLog, is_delta_table
+from penstock.producer.files.hive_partitions import Partition
 from penstock.producer.files.iceberg_table import IcebergLog, is_iceberg_table
 from penstock.producer.files.row_blocks import TableError
 from penstock.producer.files.table_reader import FORMATS
@@ -26,9 +27,19 @@ class TableLog(Protocol):
         """The files of the version, in any order. Called where there are no faults."""
         ...
 
-    def check_columns(self, files: Sequence[Path]) -> None:
-        """Raise TableError where a file has other columns than the version. `files`: in order, all of them exist."""
+    def missing_columns(self, files: Sequence[Path]) -> dict[Path, Partition]:
+        """The columns, of nulls, that files are without. `files`: in order, all of them exist.
+
+        Raises TableError where a file has other columns than the version, and these do not follow its own.
+        """
         ...
+
+
+class TableFiles(NamedTuple):
+    """The files of a table at one version, in the order of their paths."""
+
+    paths: list[Path]
+    missing: dict[Path, Partition]  # the columns, of nulls, that a file is without
 
 
 class _Kind(NamedTuple):
@@ -60,8 +71,8 @@ def table_versions(given: Iterable[Path], read_kept: Callable[[], Mapping[str, i
     return {table: kept[table] if table in kept else log(path, None).version for table, (path, log) in logs.items()}
 
 
-def table_files(given: Iterable[Path], versions: Mapping[str, int]) -> dict[str, list[Path]]:
-    """The files of each table at its version, in the order of their paths. `versions`: as `table_versions` gives them.
+def table_files(given: Iterable[Path], versions: Mapping[str, int]) -> dict[str, TableFiles]:
+    """The files of each table at its version. `versions`: as `table_versions` gives them.
 
     Raises TableError where their rows are not the table's, as with deletes beside them, and where one is missing.
     """
@@ -69,7 +80,7 @@ def table_files(given: Iterable[Path], versions: Mapping[str, int]) -> dict[str,
     return {table: _files(found[table], version) for table, version in versions.items()}
 
 
-def _files(path: Path, version: int) -> list[Path]:
+def _files(path: Path, version: int) -> TableFiles:
     kind = _kind_of(path)
     if kind is None:
         raise TableError(f"{path} is no table any more.")
@@ -84,10 +95,10 @@ def _files(path: Path, version: int) -> list[Path]:
         raise TableError(f"{path} has no rows in version {version}.")
     if missing := next((file for file in files if not file.is_file()), None):
         raise TableError(
-            f"{path}: version {version} has lost {missing.name}, as after a vacuum. --restart reads the present one."
+            f"{path}: version {version} has lost {missing.name}, as after a vacuum or an expiry. --restart reads the "
+            "present one."
         )
-    log.check_columns(files)
-    return files
+    return TableFiles(files, log.missing_columns(files))
 
 
 def _kind_of(path: Path) -> _Kind | None:

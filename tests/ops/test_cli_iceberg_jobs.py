@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import LongType, StringType
+from pyiceberg.types import ListType, LongType, StringType
 
 from penstock.producer.files import iceberg_table
 from tests.ops.test_cli_file_jobs import CARDS, InstantClient, penstock
@@ -74,14 +74,15 @@ def snapshot_of(table: Table) -> int:
     return snapshot.snapshot_id
 
 
-def sorted_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    return sorted(rows.select(SCHEMA.names).to_pylist(), key=lambda row: int(row["id"]))
+def sorted_rows(rows: pa.Table, table: Table) -> list[dict[str, Any]]:
+    columns = [field.name for field in table.schema().fields]
+    return sorted(rows.select(columns).to_pylist(), key=lambda row: int(row["id"]))
 
 
 def assert_read(table: Table, source: str | Path, target: Path) -> None:
     code, said, _ = penstock("classify", source, target)
     assert (code, f"Reading version {snapshot_of(table)} of {source}." in said) == (0, True), said
-    assert sorted_rows(pq.read_table(target)) == sorted_rows(table.scan().to_arrow())
+    assert sorted_rows(pq.read_table(target), table) == sorted_rows(table.scan().to_arrow(), table)
 
 
 def assert_refused(source: str | Path, says: str, target: Path) -> None:
@@ -250,6 +251,24 @@ def test_a_newer_format_is_refused(tmp_path: Path, table: Table) -> None:
 
 
 class TestColumns:
+    def test_files_without_a_column_that_was_added_have_nulls(
+        self, tmp_path: Path, table: Table, instant: type[InstantClient]
+    ) -> None:
+        with table.update_schema() as schema:
+            schema.add_column("price", LongType())
+        table.append(some_rows(24, 27).append_column("price", pa.array([7, None, 9])))
+        with table.update_schema() as schema:
+            schema.add_column("tags", ListType(9, StringType(), False))
+            schema.add_column("town", StringType())
+        instant.interrupt_at = 14
+        table.append(some_rows(27, 30).append_column("town", pa.array(["Rome", None, "Oslo"])))
+        assert penstock("classify", folder_of(hinted(table)), tmp_path / "out.parquet")[0] == 130
+        instant.num_answered, instant.interrupt_at = 0, None
+        assert_read(table, folder_of(table), tmp_path / "out.parquet")
+        names = ["id", "text", "shop", "price", "tags", "town", "label"]
+        assert pq.read_schema(tmp_path / "out.parquet").names[:7] == names
+        assert pq.read_table(tmp_path / "out.parquet")["town"].null_count == 25
+
     @pytest.mark.parametrize("change", ["add", "rename", "drop", "promote", "move"])
     @pytest.mark.parametrize("is_written_since", [True, False])
     def test_files_with_other_columns_than_the_table_are_refused(
@@ -259,6 +278,7 @@ class TestColumns:
             match change:
                 case "add":
                     schema.add_column("price", LongType())
+                    schema.move_first("price")
                 case "rename":
                     schema.rename_column("shop", "branch")
                 case "drop":
@@ -272,6 +292,14 @@ class TestColumns:
             table.append(pa.table({field.name: pa.nulls(1, field.type) for field in arrow}, arrow))
         says = "was written before columns changed" if is_written_since else "columns have changed since rows were last"
         assert_refused(folder_of(hinted(table)), says, tmp_path / "out.parquet")
+
+    def test_a_column_that_a_file_may_leave_to_its_partition_is_not_null(self, tmp_path: Path, table: Table) -> None:
+        with table.update_schema() as schema:
+            schema.add_column("town", StringType())
+        with table.update_spec() as spec:
+            spec.add_identity("town")
+        table.append(some_rows(24, 27).append_column("town", pa.array(["Rome", None, "Oslo"])))
+        assert_refused(folder_of(hinted(table)), "and the table id, text, shop, town", tmp_path / "out.parquet")
 
     def test_a_column_that_took_the_name_of_another_does_not_have_its_values(
         self, tmp_path: Path, table: Table

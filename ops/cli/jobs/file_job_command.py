@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -77,7 +76,7 @@ def run_file_job(
             columns,
             standard_format=settings.standard_format,
             model=settings.served_name,
-            of_tables=frozenset(itertools.chain(*tables.values())),
+            of_tables={file: table.missing.get(file, {}) for table in tables.values() for file in table.paths},
         )
         with opened as reader, ExitStack() as stack:
             if settings.dry_run:
