@@ -19,13 +19,18 @@
 //   windowed_attention                   162    218     261         261     269     277
 // cuDNN, in an earlier run, for D = 64 and equal lengths of 2,048 and 8,192: 422 and 455. Slower variants: two groups of
 // queries with D = 64, as above; tiles of 192 keys; every fourth exponential by a polynomial; groups that do not take turns;
-// waits for the next keys before the sums of this tile are complete, and not in the turn.
+// waits for the next keys before the sums of this tile are complete, and not in the turn. No faster: the next unit's first
+// scores before this one's output is stored.
 //
-// Threads: a unit of work is an item and a head; blocks are persistent, and their units gridDim.x apart. Warpgroups 0 to
-//   GROUPS - 1 have 64 queries of the tile each, and walk over the keys in tiles of KEYS, the last tile first. A thread of
-//   the last warpgroup starts the copies, of the next unit too while one is finished. In a group, the scores of the next tile
-//   and the sums of weights times values of this one are multiplied at once; while these are still being summed the group
-//   computes the next weights. Groups take turns to issue, so that one has the tensor cores while another has the
+// The table is older than rounds that run backwards and first tiles of half the keys. Before, with the first, and with both,
+// in turn on another H200, us: 16 heads, 192 queries, 100-2,000 229.5, 217.6, 213.3; 5-500 89.7, 87.6, 83.4; 12 heads, 128
+// queries, 100-2,000 189.1, 183.2, 176.0. Of 8,192 tokens the halves cost 0.6 %.
+//
+// Threads: a unit of work is an item and a head; blocks are persistent. Warpgroups 0 to GROUPS - 1 have 64 queries of the
+//   tile each, and walk over the keys in tiles of KEYS, the last tile first, of which half is left out where no key of the
+//   sequence is in it. A thread of the last warpgroup starts the copies, of the next unit too while one is finished. In a
+//   group, the scores of the next tile and the sums of weights times values of this one are multiplied at once; while these
+//   are still being summed the group computes the next weights. Groups take turns to issue, so that one has the tensor cores while another has the
 //   exponentials, of which a tile of D = 64 needs as many cycles (16 a cycle and multiprocessor) as of products.
 //
 // Shared memory: two buffers of queries, rings of keys and of values; rows of 64 columns are 128 bytes, swizzled by the
@@ -77,12 +82,17 @@ template <int HEAD_DIM, int GROUP_COUNT, bool IS_CAUSAL> struct Block {
     }
 };
 
-// Units of work of a block: first, first + step, ...
+// Units of work, in rounds of gridDim.x, of which a block has one each. Every second round runs backwards: units come in the
+// order of their cost, so that the first block would have the heaviest of every round.
 struct Units {
     const int2* plan;
     unsigned count, heads, sharing;
     __device__ __forceinline__ int2 item(unsigned unit) const {
         return unit < count ? plan[unit / heads] : make_int2(0, 0);
+    }
+    // The block's.
+    __device__ __forceinline__ unsigned of_round(unsigned round) const {
+        return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     }
 };
 
@@ -121,24 +131,36 @@ __device__ __forceinline__ void add_product(float (&sums)[64], const unsigned (&
     else ADD_128("bf16.bf16");
 }
 
-template <int D> __device__ __forceinline__ void issue_scores(float (&scores)[KEYS / 2], unsigned queries, unsigned keys) {
+// sums [64, 64] = a [64, 16] b [64, 16]', of the first half of the keys.
+__device__ __forceinline__ void multiply_half(float (&sums)[KEYS / 2], unsigned long long a, unsigned long long b, int add) {
+    if constexpr (IS_HALF<scalar>) MULTIPLY(32, "64", "%32", "%33", "%34", "f16.f16");
+    else MULTIPLY(32, "64", "%32", "%33", "%34", "bf16.bf16");
+}
+
+// Of the tile's first COUNT keys: all, or half.
+template <int D, int COUNT = KEYS> __device__ __forceinline__ void issue_scores(
+    float (&scores)[KEYS / 2], unsigned queries, unsigned keys) {
     const unsigned long long a = operand(queries), b = operand(keys);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k)
-        multiply(scores, a + k / 4 * (BOX_BYTES >> 4) + k % 4 * 2, b + k / 4 * (KEYS * 128 >> 4) + k % 4 * 2, k);
+    for (int k = 0; k < D / 16; ++k) {
+        const unsigned long long left = a + k / 4 * (BOX_BYTES >> 4) + k % 4 * 2;
+        const unsigned long long right = b + k / 4 * (KEYS * 128 >> 4) + k % 4 * 2;
+        if constexpr (COUNT == KEYS) multiply(scores, left, right, k);
+        else multiply_half(scores, left, right, k);
+    }
     wgmma_commit();
 }
 
 // Sixteen weights of a row are a left operand's columns, and the values' rows, of which 16 are 2,048 bytes.
-template <int D> __device__ __forceinline__ void issue_sums(
+template <int D, int COUNT = KEYS> __device__ __forceinline__ void issue_sums(
     float (&sums)[D / 2], const unsigned (&weights)[KEYS / 16][4], unsigned values) {
     // The descriptor has the offset of the next 64 columns too.
     const unsigned long long across = (D == BOX ? 1024 : KEYS * 128) >> 4;
     const unsigned long long b = (operand(values) & ~(0x3fffull << 16)) | across << 16;
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; ++k) add_product(sums, weights[k], b + k * (16 * 128 >> 4));
+    for (int k = 0; k < COUNT / 16; ++k) add_product(sums, weights[k], b + k * (16 * 128 >> 4));
     wgmma_commit();
 }
 
@@ -150,12 +172,13 @@ struct Softmax {
     float log2_scale;
 
     // The largest score of each row, this thread's part.
+    template <int COUNT = KEYS>
     static __device__ __forceinline__ void find_peaks(float (&peak)[2], const float (&scores)[KEYS / 2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float best[2] = {fmaxf(scores[2 * h], scores[2 * h + 1]), fmaxf(scores[4 + 2 * h], scores[5 + 2 * h])};
 #pragma unroll
-            for (int j = 2; j < KEYS / 8; ++j)
+            for (int j = 2; j < COUNT / 8; ++j)
                 best[j % 2] = fmaxf(best[j % 2], fmaxf(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]));
             peak[h] = fmaxf(best[0], best[1]);
         }
@@ -166,9 +189,9 @@ struct Softmax {
         return fmaxf(peak, __shfl_xor_sync(FULL_MASK, peak, 2));
     }
 
-    __device__ __forceinline__ void begin(const float (&scores)[KEYS / 2]) {
+    template <int COUNT> __device__ __forceinline__ void begin(const float (&scores)[KEYS / 2]) {
         float peak[2];
-        find_peaks(peak, scores);
+        find_peaks<COUNT>(peak, scores);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             offset[h] = -log2_scale * of_row(peak[h]);
@@ -197,10 +220,10 @@ struct Softmax {
     }
 
     // Scores in, weights out.
-    __device__ __forceinline__ void exponentiate(float (&scores)[KEYS / 2]) {
+    template <int COUNT = KEYS> __device__ __forceinline__ void exponentiate(float (&scores)[KEYS / 2]) {
         float sum[2][2] = {};
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; ++i) {
+        for (int i = 0; i < COUNT / 2; ++i) {
             const int h = i / 2 % 2;
             scores[i] = exp2_approx(fmaf(scores[i], log2_scale, offset[h]));
             sum[h][i % 2] += scores[i];
@@ -217,13 +240,13 @@ __device__ __forceinline__ void pack(unsigned (&weights)[KEYS / 16][4], const fl
 
 // Scores of keys that a row does not see become minus infinity. count: the tile's keys before the end; first: the group's
 // first query, counted from the tile's first key.
-template <bool CAUSAL> __device__ __forceinline__ void mask(float (&scores)[KEYS / 2], int count, int first) {
+template <bool CAUSAL, int COUNT> __device__ __forceinline__ void mask(float (&scores)[KEYS / 2], int count, int first) {
     const int lane = threadIdx.x % WARP, row = first + threadIdx.x / WARP % GROUP_WARPS * 16 + lane / 4;
     int left[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) left[h] = (CAUSAL ? min(count, row + 8 * h + 1) : count) - lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; ++i)
+    for (int i = 0; i < COUNT / 2; ++i)
         if (i / 4 * 8 + i % 2 >= left[i / 2 % 2]) scores[i] = MINUS_INFINITY;
 }
 
@@ -260,8 +283,9 @@ template <class B> __device__ __forceinline__ void produce(const TensorMap& qkv,
     Ring<B::STAGES> ring;
     int2 item = units.item(blockIdx.x);
 #pragma unroll 1
-    for (unsigned unit = blockIdx.x; length_of(item) != 0; unit += gridDim.x) {
-        const int2 next = units.item(unit + gridDim.x);
+    for (unsigned round = 0; length_of(item) != 0; ++round) {
+        const unsigned unit = units.of_round(round);
+        const int2 next = units.item(units.of_round(round + 1));
         const int head = unit % units.heads, length = length_of(item), first_query = B::first_query_of(item);
         const int groups = min((length - first_query + BOX - 1) / BOX, B::GROUPS);
         const unsigned queries_full = block.queries_full(queries.buffer);
@@ -291,9 +315,25 @@ __device__ __forceinline__ void release(unsigned full) {
     if (threadIdx.x % WARP == 0) barrier_arrive(full + EMPTY);
 }
 
+// The weights of a group's first tile, of which its sequence has `count` keys, at most COUNT. Others are zero.
+template <class B, int COUNT> __device__ __forceinline__ void begin(
+    float (&scores)[KEYS / 2], Softmax& softmax, unsigned queries, unsigned keys, unsigned full, int count, int first) {
+    pin(scores);
+    issue_scores<B::D, COUNT>(scores, queries, keys);
+    wgmma_wait<0>();
+    pin(scores);
+    release(full);
+    if (B::CAUSAL || count < COUNT) mask<B::CAUSAL, COUNT>(scores, count, first);
+    softmax.template begin<COUNT>(scores);
+    softmax.template exponentiate<COUNT>(scores);
+#pragma unroll
+    for (int i = COUNT / 2; i < KEYS / 2; ++i) scores[i] = 0.0f;
+}
+
 template <class B> __device__ __forceinline__ void consume(
     scalar* out, B block, Units units, unsigned group, float log2_scale) {
     constexpr int D = B::D, GROUPS = B::GROUPS;
+    constexpr bool HALVES = D == BOX && !B::CAUSAL;  // others have not the registers for a first tile of half the keys
     float scores[KEYS / 2], sums[D / 2];
     unsigned weights[KEYS / 16][4];
     Softmax softmax;
@@ -303,8 +343,9 @@ template <class B> __device__ __forceinline__ void consume(
     int2 item = units.item(blockIdx.x);
     if (group == GROUPS - 1) give_turn(0);
 #pragma unroll 1
-    for (unsigned unit = blockIdx.x; length_of(item) != 0; unit += gridDim.x) {
-        const int2 next = units.item(unit + gridDim.x);
+    for (unsigned round = 0; length_of(item) != 0; ++round) {
+        const unsigned unit = units.of_round(round);
+        const int2 next = units.item(units.of_round(round + 1));
         const int length = length_of(item), block_query = B::first_query_of(item), first_query = block_query + group * BOX;
         const int block_keys = B::keys_seen(length, block_query, B::QUERIES);
         const int block_tiles = (block_keys + KEYS - 1) / KEYS;
@@ -329,18 +370,16 @@ template <class B> __device__ __forceinline__ void consume(
         if (tiles) {
             const unsigned own = block.queries(queries.buffer, group);
             const int first_key = (tiles - 1) * KEYS, count = block_keys - first_key;  // in the sequence, and loaded
-            barrier_wait(block.keys_full(keys.buffer), keys.parity);
-            pin(scores);
-            issue_scores<D>(scores, own, block.keys(keys.buffer));
+            const unsigned first_tile = block.keys(keys.buffer), full = block.keys_full(keys.buffer);
+            const bool is_half = HALVES && count <= KEYS / 2;
+            barrier_wait(full, keys.parity);
+            if (is_half)
+                begin<B, KEYS / 2>(scores, softmax, own, first_tile, full, count, first_query - first_key);
+            else
+                begin<B, KEYS>(scores, softmax, own, first_tile, full, count, first_query - first_key);
+            keys.advance();
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) sums[i] = 0.0f;
-            wgmma_wait<0>();
-            pin(scores);
-            release(block.keys_full(keys.buffer));
-            keys.advance();
-            if (B::CAUSAL || count < KEYS) mask<B::CAUSAL>(scores, count, first_query - first_key);
-            softmax.begin(scores);
-            softmax.exponentiate(scores);
             pack(weights, scores);
             if (count < KEYS) {
                 barrier_wait(block.values_full(values.buffer), values.parity);
@@ -354,7 +393,8 @@ template <class B> __device__ __forceinline__ void consume(
                 pin(sums);
                 issue_scores<D>(scores, own, block.keys(keys.buffer));
                 barrier_wait(block.values_full(values.buffer), values.parity);
-                issue_sums<D>(sums, weights, block.values(values.buffer));
+                if (is_half && tile == 1) issue_sums<D, KEYS / 2>(sums, weights, block.values(values.buffer));
+                else issue_sums<D>(sums, weights, block.values(values.buffer));
                 if (in_turns) give_turn(group + 1 == GROUPS ? 0 : group + 1);
                 wgmma_wait<1>();
                 pin(scores);
@@ -375,7 +415,8 @@ template <class B> __device__ __forceinline__ void consume(
             }
             barrier_wait(block.values_full(values.buffer), values.parity);
             pin(sums);
-            issue_sums<D>(sums, weights, block.values(values.buffer));
+            if (is_half && tiles == 1) issue_sums<D, KEYS / 2>(sums, weights, block.values(values.buffer));
+            else issue_sums<D>(sums, weights, block.values(values.buffer));
             wgmma_wait<0>();
             pin(sums);
             release(block.values_full(values.buffer));

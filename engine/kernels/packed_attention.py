@@ -24,6 +24,7 @@ _WARP = 32
 _RING_ROWS = 3 * 2 * 64  # stages, keys and values, tile: as in packed_tile.cuh
 _BYTES_PER_VALUE = 2  # float16 and bfloat16
 _BYTES_OF_BIAS = 4  # float32
+_GROUP = 64  # queries that finish together at the end of a sequence, or are left out together
 _CONSTANT = 63  # columns at each end of a table of biases, as in biased_attention.cu
 _WINDOWED = struct.Struct("6i")  # of packed_tile.cuh
 _MAX_ITEMS = 65_535  # of a grid's second dimension
@@ -155,9 +156,9 @@ def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128, *, is_
     """[capacity, 2]: for each CTA the first token of its sequence, and length | query tile << 16; zeros: no work.
 
     cu_seqlens [N+1], on the host; empty sequences are skipped. capacity: `plan_capacity`, of this batch or of the
-    shape that a CUDA graph was captured for. The longest sequences come first, so that no long one runs alone at the
-    end. Tiles of a sequence are adjacent: they share its keys and values in L2. is_causal: tiles come in the order of
-    the keys up to their last query instead.
+    shape that a CUDA graph was captured for. What takes longest comes first, so that no long one runs alone at the
+    end: most products, of keys (of a causal one, those up to its last query) and 64 queries. Equal tiles of a sequence
+    are adjacent: they share its keys and values in L2.
     Raises ValueError when a sequence is longer than MAX_SEQLEN or the capacity is too small.
     """
     lengths = np.diff(cu_seqlens)
@@ -173,7 +174,8 @@ def plan_items(cu_seqlens: Int32Array, capacity: int, queries: int = 128, *, is_
     items = np.zeros((capacity, 2), np.int32)
     items[:total, 0] = cu_seqlens[sequence]
     items[:total, 1] = lengths[sequence] | tile << 16
-    if is_causal:
-        keys = np.minimum(lengths[sequence], (tile + 1) * queries)
-        items[:total] = items[np.argsort(-keys, kind="stable")]
+    own = lengths[sequence]
+    keys = np.minimum(own, (tile + 1) * queries) if is_causal else own
+    groups = -(-np.minimum(own - tile * queries, queries) // _GROUP)
+    items[:total] = items[np.argsort(-keys * groups, kind="stable")]
     return items

@@ -38,8 +38,11 @@ def test_each_tile_of_queries_is_planned_once_within_its_buckets_capacity(
     wanted = [(s, n, tile) for s, n in zip(starts, lengths, strict=False) for tile in range(-(-n // queries))]
     assert sorted(planned) == sorted(wanted)
     assert not items[len(planned) :].any()  # the work comes first
-    keys = [min(length, (tile + 1) * queries) if is_causal else length for _, length, tile in planned]
-    assert keys == sorted(keys, reverse=True)  # and of that, what takes longest
+    costs = [
+        (min(length, (tile + 1) * queries) if is_causal else length) * -(-min(queries, length - tile * queries) // 64)
+        for _, length, tile in planned
+    ]
+    assert costs == sorted(costs, reverse=True)  # and of that, what takes longest
 
 
 def test_the_longest_sequence_that_a_plan_can_name() -> None:
