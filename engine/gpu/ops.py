@@ -95,7 +95,7 @@ def epilogues_of(encoder: Encoder[GpuDense]) -> set[str]:
         up, gate = layer.up.activation, layer.gate
         epilogues.add(turned(encoder.heads.dim, layer.qkv.rotary) or activated(layer.qkv.activation))
         epilogues.add(activated(up) if gate is None else activated(function_of(gate), is_gated=True))
-        if layer.inner_norms is not None:  # otherwise the products before norms are cuBLAS's, or split
+        if encoder.pre_norm or layer.inner_norms is not None:  # otherwise the others are cuBLAS's, or split
             epilogues |= {activated(dense.activation) for dense in (layer.attention_output, layer.down)}
     return epilogues
 
@@ -182,6 +182,8 @@ class GpuOps:
         rows, depth = x.shape
         product, split = out if total is None else total, self._products.split(rows, dense.width, depth)
         match split:
+            case None if total is not None and self._products.is_wide_before_sum(rows, dense.width, depth):
+                wide_product(product, x, dense.weight, None, "identity")
             case None:
                 torch.mm(x, dense.weight_t, out=product)
             case Split(MidTile() as tile, 1):

@@ -93,6 +93,26 @@ def test_bert_base_on_an_h200(rows: int, is_plain: bool, expected: str) -> None:
     assert not Products(torch.empty(0), wide_groups=0).is_wide(rows, width, 768, is_plain=is_plain)
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "depth", "expected"),
+    [
+        (16_384, 768, 768, True),
+        (16_384, 768, 1152, True),
+        (16_384, 768, 3072, False),
+        (8192, 768, 768, True),
+        (12_288, 768, 768, False),  # four rounds and a bit of tiles
+        (12_288, 1024, 1024, True),
+        (3072, 1024, 1024, False),
+        (1024, 1024, 1024, False),
+    ],
+)
+def test_products_before_norms_of_pre_norm_encoders_on_an_h200(
+    rows: int, width: int, depth: int, expected: bool
+) -> None:
+    assert Products(torch.empty(0), wide_groups=132).is_wide_before_sum(rows, width, depth) == expected
+    assert not Products(torch.empty(0), wide_groups=0).is_wide_before_sum(rows, width, depth)
+
+
 def test_a_kernel_that_is_not_compiled_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(epilogue: str, dtype: torch.dtype, device: int) -> None:
         raise UnsupportedDevice("wide_product was not compiled: no compiler\nand more")

@@ -194,6 +194,7 @@ def assert_steps_compute_the_forward(
     monkeypatch.setattr(products, "MAX_ROWS", 256 if kind == "short" else 0)
     monkeypatch.setattr(products, "_MID_ROWS", range(1, 50) if kind == "mid" else range(0))
     monkeypatch.setattr(products, "_SPLIT_US", 0.0)  # so that some products are split
+    monkeypatch.setattr(products, "_SUM_DEPTH", 64)
     for least in ("_WIDE_ROWS", "_WIDE_PLAIN_ROWS", "_WIDE_DEPTH"):
         monkeypatch.setattr(products, least, 1)
     sequences = random_sequences((9, 1, 30, 9))
