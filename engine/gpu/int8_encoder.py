@@ -14,8 +14,8 @@ from torch import Tensor
 
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.gpu.ops import GpuDense, prepare_for_gpu
-from penstock.engine.kernels.int8_blocks import block_columns, block_order
-from penstock.engine.kernels.int8_rows import ROTATED, Int8Rows
+from penstock.engine.kernels.int8_product import Int8Matrix, block_order
+from penstock.engine.kernels.int8_rows import ROTATED
 from penstock.engine.kernels.library import MAX_HIDDEN
 from penstock.engine.model.dense import function_of
 from penstock.engine.model.int8_balance import Int8Plan, NoInt8, balance, block_of, require_digits
@@ -30,12 +30,11 @@ log = structlog.get_logger("penstock.engine")
 class Int8Dense:
     """A matrix on the device, for rows that are multiplied by `factors` and rotated."""
 
-    weight: Int8Rows  # a row an output; the scales undo the rotation's too
+    weight: Int8Matrix  # the scales undo the rotation's too
     factors: Tensor  # [in]
-    bias: Tensor | None
     activation: str  # a name that the kernels know
     is_fed: bool = False  # whether the norm before it gives its rows in integers
-    columns: Tensor | None = None  # `block_columns`, where the next product takes its results as `Int8Blocks`
+    gives_blocks: bool = False  # whether the next product takes its results as `Int8Blocks`
     takes_blocks: bool = False  # whether its inputs come so, and its weights are in `block_order`
 
     @property
@@ -94,7 +93,7 @@ def prepare_int8(
         qkv, up = convert(own.qkv, plain.qkv, f"{i} qkv"), convert(own.up, plain.up, f"{i} up")
         down = convert(own.down, plain.down, f"{i} down", takes_blocks=isinstance(up, Int8Dense))
         if isinstance(up, Int8Dense) and isinstance(down, Int8Dense):
-            up = replace(up, columns=block_columns(up.weight.scales, up.bias, down.factors))
+            up = replace(up, weight=up.weight.feeding(down.factors), gives_blocks=True)
         layers.append(replace(plain, qkv=qkv, up=up, down=down))
     if not any(isinstance(dense, Int8Dense) for dense in converted.values()):
         raise UnsupportedCheckpoint(
@@ -150,8 +149,8 @@ def _quantised(own: Dense, plain: GpuDense, sizes: Tensor, *, takes_blocks: bool
     integers = (rotated / scales[:, None]).round().to(torch.int8)
     if takes_blocks:
         integers = integers.view(width, -1, ROTATED)[:, :, block_order().to(device)].reshape(width, depth)
-    rows = Int8Rows(integers, scales / ROTATED)
-    return Int8Dense(rows, factors, plain.bias, function_of(own.activation), takes_blocks=takes_blocks)
+    matrix = Int8Matrix.of(integers, scales / ROTATED, plain.bias)
+    return Int8Dense(matrix, factors, function_of(own.activation), takes_blocks=takes_blocks)
 
 
 def hadamard(device: torch.device) -> Tensor:

@@ -8,8 +8,7 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.int8_encoder import FeedingNorm, Int8Dense
 from penstock.engine.gpu.ops import GpuDense, GpuOps
 from penstock.engine.gpu.products import Products
-from penstock.engine.kernels.int8_blocks import Int8Blocks, product_of_blocks, product_to_blocks
-from penstock.engine.kernels.int8_product import int8_product
+from penstock.engine.kernels.int8_product import Int8Blocks, int8_product, product_of_blocks, product_to_blocks
 from penstock.engine.kernels.int8_rows import ROTATED, Int8Rows, int8_norm, int8_rows
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import EncoderWeights, Norm
@@ -34,11 +33,10 @@ class Int8Ops(GpuOps):
         if isinstance(dense, GpuDense):
             return super().project(out, x, dense)
         rows = self._rows_for(x, dense)
-        if dense.columns is None:
-            int8_product(out, rows, dense.weight, dense.bias, dense.activation)
+        if dense.gives_blocks:
+            product_to_blocks(_blocks_in(out), rows, dense.weight, dense.activation)
         else:
-            blocks = _blocks_in(out)
-            product_to_blocks(blocks, rows, dense.weight.integers, dense.columns, dense.activation, out.dtype)
+            int8_product(out, rows, dense.weight, dense.activation)
         return out
 
     def project_add_norm(
@@ -46,16 +44,18 @@ class Int8Ops(GpuOps):
     ) -> Tensor:
         if isinstance(dense, GpuDense) and not isinstance(norm, FeedingNorm):
             return super().project_add_norm(out, x, residual, dense, norm)
-        if isinstance(dense, Int8Dense) and dense.takes_blocks:
-            product_of_blocks(out, _blocks_in(x), dense.weight, None)
-        elif isinstance(dense, Int8Dense):
-            int8_product(out, self._rows_for(x, dense), dense.weight, None, dense.activation)
-        else:
+        bias = None
+        if isinstance(dense, GpuDense):
             torch.mm(x, dense.weight_t, out=out)
-        if isinstance(norm, FeedingNorm):
-            int8_norm(out, self._rows(*out.shape), out, dense.bias, residual, norm, norm.factors)
+            bias = dense.bias
+        elif dense.takes_blocks:
+            product_of_blocks(out, _blocks_in(x), dense.weight)
         else:
-            residual_norm(out, out, dense.bias, residual, norm)
+            int8_product(out, self._rows_for(x, dense), dense.weight, dense.activation)
+        if isinstance(norm, FeedingNorm):
+            int8_norm(out, self._rows(*out.shape), out, bias, residual, norm, norm.factors)
+        else:
+            residual_norm(out, out, bias, residual, norm)
         return out
 
     def _rows_for(self, x: Tensor, dense: Int8Dense) -> Int8Rows:

@@ -21,18 +21,6 @@ struct Gelu {
     }
 };
 
-// GELU by 0.5 x (1 + tanh u), u / x a polynomial of x^2, fitted to erf within 3e-5; tanh.approx adds 5e-4 |x| at most. For
-// results that are rounded to eight bits.
-struct GeluNear {
-    static __device__ __forceinline__ float apply(float x) {
-        const float square = min_nan(x * x, 36.f), half = 0.5f * x;
-        const float u = x * fmaf(square, fmaf(square, -3.51824666e-4f, 3.70075414e-2f), 0.797505801f);
-        float result;
-        asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(u));
-        return fmaf(half, result, half);
-    }
-};
-
 // 0.5 x (1 + tanh u) = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3); the constants carry -2 log2(e).
 struct GeluTanh {
     static __device__ __forceinline__ float apply(float x) {

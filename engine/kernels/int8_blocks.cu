@@ -9,14 +9,11 @@
 // Versions: measured on an H200, 16,384 x 3,072 to 768: 1. one set of parts, 91 us; 2. two, 75. Without scales of blocks
 //   int8_product.cu takes 53, and the pass that makes its rows 70.
 
-constexpr int STAGE_DEPTH = 128;
 constexpr int VALUES = BLOCK_COLUMNS / 2;  // of a thread
 
 // row: the warp's first row of out.
-__device__ __forceinline__ void finish(const TensorMap& out, const float* scales, const scalar* bias,
-                                       const float (&sums)[VALUES], OutBuffers& buffers, int row, int column, int rows,
-                                       int width) {
-    const int lane = threadIdx.x % WARP;
+__device__ __forceinline__ void finish(const TensorMap& out, const ColumnPair* columns, const float (&sums)[VALUES],
+                                       OutBuffers<>& buffers, int row, int column, int rows, int width) {
 #pragma unroll
     for (int c = 0; c < BLOCK_COLUMNS / 64; ++c) {
         const int left = column + 64 * c;
@@ -24,15 +21,13 @@ __device__ __forceinline__ void finish(const TensorMap& out, const float* scales
         unsigned packed[16];
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const int at = left + 8 * j + 2 * (lane % 4);
-            float2 scale = make_float2(0.f, 0.f), add = scale;
-            if (at < width) {
-                scale = *reinterpret_cast<const float2*>(scales + at);
-                if (bias != nullptr) add = to_float2(*reinterpret_cast<const scalar2*>(bias + at));
+            const ColumnPair pair = left + 8 * j < width ? columns[left / 2 + 4 * j + threadIdx.x % 4] : ColumnPair{};
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float* v = sums + 32 * c + 4 * j + 2 * i;
+                const float2 values = scaled(v[0], v[1], 1.f, pair);
+                packed[2 * j + i] = pack_pair(values.x, values.y);
             }
-            const float* v = sums + 32 * c + 4 * j;
-            packed[2 * j] = pack_pair(fmaf(v[0], scale.x, add.x), fmaf(v[1], scale.y, add.y));
-            packed[2 * j + 1] = pack_pair(fmaf(v[2], scale.x, add.x), fmaf(v[3], scale.y, add.y));
         }
         buffers.store(out, packed, left, row, rows);
     }
@@ -56,11 +51,18 @@ struct Reader {
     unsigned base, empty, group;
     int rows, first, second;  // of x, and the thread's two of them
     unsigned stage = 0, phase = 0;
+    float next_first = 0.f, next_second = 0.f;
+    unsigned last = 0;
+
+    __device__ __forceinline__ void load_scales(unsigned block) {
+        const float* of_block = of_blocks + (long long)min(block, last) * rows;
+        next_first = of_block[first];
+        next_second = of_block[second];
+    }
 
     __device__ __forceinline__ void start(Part& part, unsigned block) {
-        const float* of_block = of_blocks + (long long)block * rows;
-        part.first = of_block[first];
-        part.second = of_block[second];
+        part.first = next_first, part.second = next_second;
+        load_scales(block + 1);
         part.stage = stage;
         barrier_wait(base + FULL_OFFSET + 8 * stage, phase);
         const unsigned at = base + stage * STAGE_BYTES;
@@ -84,20 +86,21 @@ struct Reader {
     }
 };
 
-__device__ __forceinline__ void consume_blocks(const TensorMap& out, const float* of_blocks, const float* scales,
-                                               const scalar* bias, unsigned base, Tiles tiles, unsigned group, int rows,
-                                               int width) {
+__device__ __forceinline__ void consume_blocks(const TensorMap& out, const float* of_blocks, const ColumnPair* columns,
+                                               unsigned base, Tiles tiles, unsigned group, int rows, int width) {
     const int lane = threadIdx.x % WARP;
     const unsigned empty = lane < CLUSTER ? address_in(base + EMPTY_OFFSET, lane) : 0;  // the lane's block's
     Reader reader{of_blocks, base, empty, group, rows, 0, 0};
-    OutBuffers buffers(base);
+    reader.last = tiles.blocks - 1;
+    OutBuffers<> buffers(base);
 #pragma unroll 1
     for (unsigned tile = tiles.first(); tile < tiles.count; tile += tiles.step()) {
         const int row = tiles.row(tile) + threadIdx.x / WARP * 16;
         reader.first = min(row + lane / 4, rows - 1);
         reader.second = min(row + lane / 4 + 8, rows - 1);
         float sums[VALUES] = {};
-        Part even, odd;
+        Part even = {}, odd = {};
+        reader.load_scales(0);
         reader.start(even, 0);
 #pragma unroll 1
         for (unsigned block = 1; block + 1 < tiles.blocks; block += 2) {
@@ -113,27 +116,17 @@ __device__ __forceinline__ void consume_blocks(const TensorMap& out, const float
         } else {
             reader.add<0>(sums, even);
         }
-        finish(out, scales, bias, sums, buffers, row, tiles.column<BLOCK_COLUMNS>(tile), rows, width);
+        finish(out, columns, sums, buffers, row, tiles.column<BLOCK_COLUMNS>(tile), rows, width);
     }
     if (lane == 0) store_wait_read<0>();
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     int8_blocks(const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap x,
-                const __grid_constant__ TensorMap w, const float* of_blocks, const float* scales, const scalar* bias,
-                int rows, int width, int depth) {
-    extern __shared__ unsigned char dynamic[];
-    const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
-    const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / (WARP * GROUP_WARPS), 0);
+                const __grid_constant__ TensorMap w, const Scales scales, int rows, int width, int depth) {
+    const auto multiply = [&](unsigned base, Tiles tiles, unsigned group) {
+        consume_blocks(out, scales.rows, scales.columns, base, tiles, group, rows, width);
+    };
     const Tiles tiles = tiles_of<BLOCK_COLUMNS>(rows, width, depth, STAGE_DEPTH);
-    begin(x, w, out, base, 2 * RELEASES);
-    if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce<BLOCK_COLUMNS, STAGE_DEPTH>(x, w, base, tiles, PART);
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume_blocks(out, of_blocks, scales, bias, base, tiles, group, rows, width);
-    }
-    __syncwarp();
-    cluster_sync();  // the other block may still signal this one's barriers
+    run_groups<BLOCK_COLUMNS, STAGE_DEPTH>(out, x, w, tiles, 2 * RELEASES, PART, multiply);
 }

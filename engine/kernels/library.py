@@ -22,8 +22,9 @@ _HEADERS = {  # beside those that all kernels have
     **dict.fromkeys(("packed_attention", "biased_attention", "windowed_attention"), ("packed_tile",)),
     "mid_product": ("hopper",),
     **dict.fromkeys(("long_attention", "long_disentangled"), ("hopper", "warpgroups")),
-    **dict.fromkeys(("wide_product", "int8_product", "int8_blocks"), ("hopper", "wide_tile")),
-    "int8_to_blocks": ("hopper", "wide_tile", "rotation"),
+    "wide_product": ("hopper", "wide_tile"),
+    "int8_product": ("hopper", "wide_tile", "int8_tile", "rotation"),
+    "int8_blocks": ("hopper", "wide_tile", "int8_tile"),
     "residual_norm": ("rows",),
     "int8_rows": ("rows", "rotation"),
 }

@@ -103,7 +103,7 @@ __device__ __forceinline__ void turn(Sums<float>& sums, const scalar* bias, cons
 
 // row: the warp's first row of out.
 __device__ __forceinline__ void finish(const TensorMap& out, const scalar* bias, const Sums<float>& sums,
-                                       OutBuffers& buffers, int row, int column, int rows, int width) {
+                                       OutBuffers<>& buffers, int row, int column, int rows, int width) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int c = 0; c < OUT_COLUMNS / 64; ++c) {
@@ -144,23 +144,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     wide_product(const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap x,
                  const __grid_constant__ TensorMap w, const scalar* bias, const Rotary rotary, int rows, int width,
                  int depth) {
-    extern __shared__ unsigned char dynamic[];
-    const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
-    const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / (WARP * GROUP_WARPS), 0);
     const Tiles tiles = tiles_of<OUT_COLUMNS>(rows, width, depth, STAGE_DEPTH);
-    begin(x, w, out, base);
-    if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 2 * WARP * GROUP_WARPS)
-            produce<OUT_COLUMNS, STAGE_DEPTH>(x, w, base, tiles, IS_GATED ? width : PART);
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        OutBuffers buffers(base);
-        consume<OUT_COLUMNS, float>(base, tiles, group, [&](Sums<float>& sums, int row, int column) {
+    const auto multiply = [&](unsigned base, Tiles own, unsigned group) {
+        OutBuffers<> buffers(base);
+        consume<OUT_COLUMNS, float>(base, own, group, [&](Sums<float>& sums, int row, int column) {
             if constexpr (TURNED_DIM > 0) turn<TURNED_DIM>(sums, bias, rotary, row, column, rows, width);
             finish(out, TURNED_DIM > 0 ? nullptr : bias, sums, buffers, row, column, rows, width);
         });
-    }
-    __syncwarp();
-    cluster_sync();  // the other block may still signal this one's barriers
+    };
+    run_groups<OUT_COLUMNS, STAGE_DEPTH>(out, x, w, tiles, RELEASES, IS_GATED ? width : PART, multiply);
 }

@@ -101,9 +101,15 @@ template <int COLUMNS> __device__ __forceinline__ Tiles tiles_of(int rows, int w
     return {down * across, across, (depth + stage_depth - 1u) / stage_depth};
 }
 
+// Where the ring begins.
+__device__ __forceinline__ unsigned ring_address() {
+    extern __shared__ unsigned char dynamic[];
+    return (shared_address(dynamic) + 1023) & ~1023u;
+}
+
 // For all threads of the cluster, before anything else. releases: of a stage, before it is filled again.
 __device__ __forceinline__ void begin(const TensorMap& x, const TensorMap& w, const TensorMap& out, unsigned base,
-                                      int releases = RELEASES) {
+                                      int releases) {
     if (threadIdx.x == 0) {
         prefetch_map(x);
         prefetch_map(w);
@@ -152,7 +158,6 @@ __device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned gro
     const int lane = threadIdx.x % WARP;
     const unsigned warp = threadIdx.x / WARP;
     const unsigned empty = lane < CLUSTER ? address_in(base + EMPTY_OFFSET, lane) : 0;  // the lane's block's
-    Sums<Sum> sums;
     unsigned stage = 0, phase = 0;
     if (group == 1) {
         give_turn(0);
@@ -161,6 +166,7 @@ __device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned gro
 #pragma unroll 1
     for (unsigned tile = tiles.first() + group * tiles.step(); tile < tiles.count; tile += 2 * tiles.step()) {
         unsigned before = 0;
+        Sums<Sum> sums = {};  // or registers would be kept for those of the tile before
         take_turn(group);
         pin(sums);
 #pragma unroll 1
@@ -190,13 +196,13 @@ __device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned gro
     if (lane == 0) store_wait_read<0>();
 }
 
-// The buffers of a warp's 16 rows of 128 bytes of out, used in turn.
-struct OutBuffers {
+// The COUNT buffers of a warp's 16 rows of 128 bytes of out, used in turn.
+template <int COUNT = OUT_BUFFERS> struct OutBuffers {
     unsigned address;  // of the first, in shared memory
     unsigned next = 0;
 
     __device__ explicit OutBuffers(unsigned base)
-        : address(base + OUT_OFFSET + threadIdx.x / WARP * (OUT_BUFFERS * OUT_BYTES)) {}
+        : address(base + OUT_OFFSET + threadIdx.x / WARP * (COUNT * OUT_BYTES)) {}
 
     // packed: matrices of 8 x 16 bytes of a warp, as stmatrix takes them: 16 rows, then the next 16 bytes of each.
     __device__ __forceinline__ void store(const TensorMap& out, const unsigned (&packed)[16], int column, int row,
@@ -217,7 +223,7 @@ struct OutBuffers {
 
     // For a warp's 16 rows in other parts: `open`, then `put` eight rows at a time, then `close`.
     __device__ __forceinline__ void open() {
-        if (threadIdx.x % WARP == 0) store_wait_read<OUT_BUFFERS - 1>();
+        if (threadIdx.x % WARP == 0) store_wait_read<COUNT - 1>();
         __syncwarp();
     }
 
@@ -241,6 +247,25 @@ struct OutBuffers {
             if (row < rows) store_box(out, column, row, address + next * OUT_BYTES);
             store_commit();
         }
-        next = next + 1 == OUT_BUFFERS ? 0 : next + 1;
+        next = next + 1 == COUNT ? 0 : next + 1;
     }
 };
+
+// A kernel: multiply(base, tiles, group) is called by the two groups that multiply. releases: as in `begin`. second: as in
+// `produce`.
+template <int COLUMNS, int STAGE_DEPTH, typename Multiply>
+__device__ __forceinline__ void run_groups(const TensorMap& out, const TensorMap& x, const TensorMap& w, Tiles tiles,
+                                           int releases, int second, Multiply multiply) {
+    const unsigned base = ring_address();
+    const unsigned group = __shfl_sync(FULL_MASK, threadIdx.x / (WARP * GROUP_WARPS), 0);
+    begin(x, w, out, base, releases);
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 2 * WARP * GROUP_WARPS) produce<COLUMNS, STAGE_DEPTH>(x, w, base, tiles, second);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        multiply(base, tiles, group);
+    }
+    __syncwarp();
+    cluster_sync();  // the other block may still signal this one's barriers
+}

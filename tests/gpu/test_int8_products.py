@@ -9,14 +9,14 @@ from torch import Tensor
 
 from penstock.engine.gpu.int8_encoder import hadamard
 from penstock.engine.kernels.activation import KINDS
-from penstock.engine.kernels.int8_blocks import (
+from penstock.engine.kernels.int8_product import (
     Int8Blocks,
-    block_columns,
+    Int8Matrix,
     block_order,
+    int8_product,
     product_of_blocks,
     product_to_blocks,
 )
-from penstock.engine.kernels.int8_product import int8_product
 from penstock.engine.kernels.int8_rows import ROTATED, Int8Rows, int8_norm, int8_rows
 from penstock.engine.kernels.residual_norm import residual_norm
 from penstock.engine.model.weights import Norm
@@ -36,6 +36,10 @@ def integers(rows: int, columns: int, seed: int) -> Int8Rows:
     generator = torch.Generator("cuda").manual_seed(seed)
     values = torch.randint(-127, 128, (rows, columns), generator=generator, device="cuda", dtype=torch.int8)
     return Int8Rows(values, torch.rand(rows, generator=generator, device="cuda") / (1500 * math.sqrt(columns)) + 1e-6)
+
+
+def matrix(weight: Int8Rows, bias: Tensor | None) -> Int8Matrix:
+    return Int8Matrix.of(weight.integers, weight.scales, bias)
 
 
 def empty_rows(rows: int, columns: int) -> Int8Rows:
@@ -73,7 +77,7 @@ def test_products_against_float64(rows: int, width: int, depth: int, dtype: torc
     bias = randn(width, dtype=dtype, seed=3)
     guarded = torch.full((rows + 600, width), 7.0, dtype=dtype, device="cuda")
     out = guarded[300 : 300 + rows]
-    int8_product(out, x, weight, bias, "gelu")
+    int8_product(out, x, matrix(weight, bias), "gelu")
     exact = exact_product(x, weight, bias)
     assert_as_exact_as_torch(out, F.gelu(exact.to(dtype)), activate(exact, "gelu"))
     assert (guarded[:300] == 7.0).all()
@@ -87,7 +91,7 @@ def test_every_activation(has_bias: bool, kind: str) -> None:
     x.scales.mul_(1000)
     bias = randn(512, dtype=torch.float16, seed=6) if has_bias else None
     out = torch.empty(500, 512, dtype=torch.float16, device="cuda")
-    int8_product(out, x, weight, bias, kind)
+    int8_product(out, x, matrix(weight, bias), kind)
     exact = exact_product(x, weight, bias)
     assert_as_exact_as_torch(out, activate(exact.half(), kind), activate(exact, kind))
 
@@ -99,7 +103,7 @@ def test_sums_are_exact_at_their_largest() -> None:
     x.scales.fill_(1.0)
     weight.scales.fill_(2.0**-24)
     out = torch.empty(300, 256, dtype=torch.float16, device="cuda")
-    int8_product(out, x, weight, None, "identity")
+    int8_product(out, x, matrix(weight, None), "identity")
     assert (out == torch.tensor(-127 * 127 * 4096 * 2.0**-24).half().item()).all()
 
 
@@ -107,11 +111,11 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     x, weight, bias = integers(5000, 768, 1), integers(384, 768, 2), randn(384, dtype=torch.float16, seed=3)
     x.scales.mul_(1000)
     together = torch.empty(5000, 384, dtype=torch.float16, device="cuda")
-    int8_product(together, x, weight, bias, "gelu")
+    int8_product(together, x, matrix(weight, bias), "gelu")
     for first, last in ((0, 1), (77, 300), (4500, 5000), (129, 4999)):
         alone = torch.empty(last - first, 384, dtype=torch.float16, device="cuda")
         some = Int8Rows(x.integers[first:last].clone(), x.scales[first:last].clone())
-        int8_product(alone, some, weight, bias, "gelu")
+        int8_product(alone, some, matrix(weight, bias), "gelu")
         assert torch.equal(alone, together[first:last])
 
 
@@ -151,7 +155,7 @@ def test_a_row_that_is_not_finite_has_no_finite_result_and_spoils_no_other(bad: 
     x[1], x[3, 200] = 0.0, bad
     rows, out = empty_rows(5, 384), torch.empty(5, 64, dtype=torch.float16, device="cuda")
     int8_rows(rows, x, factors)
-    int8_product(out, rows, weight, bias, "gelu")
+    int8_product(out, rows, matrix(weight, bias), "gelu")
     assert out[3].isnan().all()
     assert out[[0, 1, 2, 4]].isfinite().all()
     assert torch.equal(out[1], F.gelu(bias))
@@ -159,12 +163,12 @@ def test_a_row_that_is_not_finite_has_no_finite_result_and_spoils_no_other(bad: 
 
 def test_launches_are_captured() -> None:
     x, factors = randn(700, 384, dtype=torch.float16, seed=1), torch.ones(384, dtype=torch.float16, device="cuda")
-    weight = integers(512, 384, 2)
     rows, out = empty_rows(700, 384), torch.empty(700, 512, dtype=torch.float16, device="cuda")
+    weight = matrix(integers(512, 384, 2), None)
 
     def launch() -> None:
         int8_rows(rows, x, factors)
-        int8_product(out, rows, weight, None, "gelu")
+        int8_product(out, rows, weight, "gelu")
 
     launch()
     expected = out.clone()
@@ -176,7 +180,7 @@ def test_launches_are_captured() -> None:
 def test_sizes_without_a_kernel_are_refused(rows: int, width: int, depth: int) -> None:
     out = torch.empty(rows, width, dtype=torch.float16, device="cuda")
     with pytest.raises(ValueError, match="multiples of 16 and 8"):
-        int8_product(out, empty_rows(rows, depth), empty_rows(width, depth), None, "gelu")
+        int8_product(out, empty_rows(rows, depth), matrix(empty_rows(width, depth), None), "gelu")
     x = torch.empty(rows, 192, dtype=torch.float16, device="cuda")
     with pytest.raises(ValueError, match="multiple of 128"):
         int8_rows(empty_rows(rows, 192), x, x[0])
@@ -196,7 +200,7 @@ def test_two_products_in_blocks_against_float64(
         torch.full((rows, width), 99, dtype=torch.int8, device="cuda"),
         torch.full((width // 128, rows), -1.0, device="cuda"),
     )
-    product_to_blocks(blocks, x, weight.integers, block_columns(weight.scales, bias, factors), "gelu", dtype)
+    product_to_blocks(blocks, x, matrix(weight, bias).feeding(factors), "gelu")
     exact = rotated(activate(exact_product(x, weight, bias), "gelu") * factors.double())
     back = block_order().argsort().cuda()
     found = blocks.integers.view(rows, -1, 128)[:, :, back]
@@ -208,7 +212,7 @@ def test_two_products_in_blocks_against_float64(
 
     next_weight, next_bias = integers(next_width, width, 5), randn(next_width, dtype=dtype, seed=6)
     out = torch.full((rows + 2, next_width), 7.0, dtype=dtype, device="cuda")
-    product_of_blocks(out[1:-1], blocks, next_weight, next_bias)
+    product_of_blocks(out[1:-1], blocks, matrix(next_weight, next_bias))
     values = (blocks.integers.double().view(rows, -1, 128) * blocks.scales.double().t()[:, :, None]).view(rows, width)
     exact = values @ next_weight.integers.double().t() * next_weight.scales.double() + next_bias.double()
     assert_as_exact_as_torch(out[1:-1], exact.to(dtype), exact)
@@ -226,10 +230,9 @@ def test_a_row_in_blocks_has_the_same_bits_in_any_batch() -> None:
             torch.empty(count, 1536, dtype=torch.int8, device="cuda"), torch.empty(12, count, device="cuda")
         )
         some = Int8Rows(x.integers[first:last].clone(), x.scales[first:last].clone())
-        columns = block_columns(weight.scales, bias, torch.ones_like(bias))
-        product_to_blocks(blocks, some, weight.integers, columns, "gelu", torch.float16)
+        product_to_blocks(blocks, some, matrix(weight, bias), "gelu")
         out = torch.empty(count, 384, dtype=torch.float16, device="cuda")
-        product_of_blocks(out, blocks, next_weight, None)
+        product_of_blocks(out, blocks, matrix(next_weight, None))
         return out
 
     together = results(0, 3000)
@@ -240,13 +243,11 @@ def test_a_row_in_blocks_has_the_same_bits_in_any_batch() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_in_blocks_that_is_not_finite_spoils_no_other(bad: float) -> None:
     x, weight, next_weight = integers(300, 128, 1), integers(256, 128, 2), integers(64, 256, 3)
-    factors = torch.ones(256, dtype=torch.float16, device="cuda")
     x.scales[7] = bad
     blocks = Int8Blocks(torch.empty(300, 256, dtype=torch.int8, device="cuda"), torch.empty(2, 300, device="cuda"))
-    columns = block_columns(weight.scales, None, factors)
-    product_to_blocks(blocks, x, weight.integers, columns, "gelu", torch.float16)
+    product_to_blocks(blocks, x, matrix(weight, None), "gelu")
     out = torch.empty(300, 64, dtype=torch.float16, device="cuda")
-    product_of_blocks(out, blocks, next_weight, None)
+    product_of_blocks(out, blocks, matrix(next_weight, None))
     assert not out[7].isfinite().any()
     assert out[:7].isfinite().all()
     assert out[8:].isfinite().all()

@@ -13,10 +13,10 @@ from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.device import encoder_gpu_precision
 from penstock.engine.errors import UnsupportedCheckpoint, UnsupportedDevice
 from penstock.engine.families import family_of
-from penstock.engine.gpu import int8_encoder, int8_ops
+from penstock.engine.gpu import int8_ops
 from penstock.engine.gpu.int8_encoder import FeedingNorm, Int8Dense, hadamard, prepare_int8, require_int8_supported
 from penstock.engine.gpu.int8_ops import Int8Ops, int8_rows_bytes
-from penstock.engine.kernels.int8_blocks import Int8Blocks, block_order
+from penstock.engine.kernels.int8_product import Int8Blocks, Int8Matrix, block_order
 from penstock.engine.kernels.int8_rows import Int8Rows
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
@@ -53,18 +53,23 @@ def residual_norm(out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor,
     out.copy_(torch.nn.functional.layer_norm(total, (x.shape[1],), norm.weight, norm.bias, norm.eps))
 
 
-def int8_product(out: Tensor, x: Int8Rows, weight: Int8Rows, bias: Tensor | None, kind: str) -> None:
-    product = (x.integers.float() @ weight.integers.float().t()) * x.scales[:, None] * weight.scales
-    out.copy_(activate(product if bias is None else product + bias, kind))
+def columns_of(matrix: Int8Matrix) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales, biases and factors of a matrix's outputs."""
+    scales, bias, factors = matrix.columns.split((2, 1, 1), dim=1)
+    halves = (part.contiguous().view(torch.float16).flatten().float() for part in (bias, factors))
+    return scales.contiguous().view(torch.float32).flatten(), *halves
 
 
-def product_to_blocks(
-    out: Int8Blocks, x: Int8Rows, weight: Tensor, columns: Any, kind: str, dtype: torch.dtype
-) -> None:
-    scales, bias, factors = columns
+def int8_product(out: Tensor, x: Int8Rows, weight: Int8Matrix, kind: str) -> None:
+    scales, bias, _ = columns_of(weight)
+    product = (x.integers.float() @ weight.integers.float().t()) * x.scales[:, None] * scales
+    out.copy_(activate(product + bias, kind))
+
+
+def product_to_blocks(out: Int8Blocks, x: Int8Rows, weight: Int8Matrix, kind: str) -> None:
     product = torch.empty(out.integers.shape)
-    int8_product(product, x, Int8Rows(weight, scales), bias, kind)
-    scaled = (product * factors.float()).view(len(product), -1, 128)
+    int8_product(product, x, weight, kind)
+    scaled = (product * columns_of(weight)[2]).view(len(product), -1, 128)
     for block in range(scaled.shape[1]):
         rotated = scaled[:, block] @ hadamard(CPU)
         out.scales[block] = rotated.abs().amax(dim=1) / 127
@@ -72,17 +77,16 @@ def product_to_blocks(
         out.integers[:, 128 * block : 128 * (block + 1)] = integers[:, block_order()]
 
 
-def product_of_blocks(out: Tensor, x: Int8Blocks, weight: Int8Rows, bias: Tensor | None) -> None:
-    assert bias is None
+def product_of_blocks(out: Tensor, x: Int8Blocks, weight: Int8Matrix) -> None:
+    scales, bias, _ = columns_of(weight)
     rows = x.integers.float() * x.scales.t().repeat_interleave(128, dim=1)
-    out.copy_((rows @ weight.integers.float().t()) * weight.scales)
+    out.copy_((rows @ weight.integers.float().t()) * scales + bias)
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "electra"])
 def test_a_forward_is_near_float32(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (int8_rows, int8_norm, residual_norm, int8_product, product_to_blocks, product_of_blocks):
         monkeypatch.setattr(int8_ops, function.__name__, function)
-    monkeypatch.setattr(int8_encoder, "block_columns", lambda *parts: parts)
     weights = weights_of(tmp_path, family, **SIZES)
     batch = pack(random_sequences((5, 1, 30, 5)))
     layout = sort_by_length(batch.cu_seqlens)
@@ -121,7 +125,7 @@ def test_norms_feed_the_products_after_them(tmp_path: Path) -> None:
         assert isinstance(layer.up, Int8Dense)
         assert isinstance(layer.down, Int8Dense)
         assert (layer.up.is_fed, layer.down.is_fed) == (True, False)
-        assert layer.up.columns is not None
+        assert layer.up.gives_blocks
         assert layer.down.takes_blocks
 
 
@@ -133,7 +137,7 @@ def test_integers_are_the_weights(tmp_path: Path) -> None:
         assert isinstance(dense, Int8Dense)
         assert sorted(block_order().tolist()) == list(range(128))
         integers = dense.weight.integers.view(len(own.down.weight), -1, 128)[:, :, block_order().argsort()]
-        rotated = integers.reshape(own.down.weight.shape).float() * dense.weight.scales[:, None] * 128
+        rotated = integers.reshape(own.down.weight.shape).float() * columns_of(dense.weight)[0][:, None] * 128
         back = (rotated.view(-1, 128) @ hadamard(CPU)).view(own.down.weight.shape) / 128 * dense.factors.float()
         assert (back - own.down.weight).norm() / own.down.weight.norm() < 0.015
 

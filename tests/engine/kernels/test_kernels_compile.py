@@ -41,7 +41,6 @@ HOPPER = {  # sources for sm_90a alone
     "long_attention",
     "long_disentangled",
     "int8_product",
-    "int8_to_blocks",
     "int8_blocks",
 }
 READ_WEIGHTS_FIRST = (
@@ -100,13 +99,19 @@ def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "epilogue",
-    [wide_product.activated("gelu", is_gated=True), *(f"Turned<{dim}>" for dim in wide_product.TURNED_DIMS)],
+    ("source", "epilogue"),
+    [
+        ("wide_product", wide_product.activated("gelu", is_gated=True)),
+        *(("wide_product", f"Turned<{dim}>") for dim in wide_product.TURNED_DIMS),
+        *(("int8_product", f"Blocks<{wide_product.activated(kind)}>") for kind in KINDS),
+    ],
 )
-def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, dtype: torch.dtype) -> None:
-    text = f"#define ACTIVATION {epilogue}\n{source_text('wide_product', dtype)}"
+def test_every_epilogue_of_wide_products_compiles_without_spills(
+    source: str, epilogue: str, dtype: torch.dtype
+) -> None:
+    text = f"#define ACTIVATION {epilogue}\n{source_text(source, dtype)}"
     (entry,) = assemble(compile_ptx(text, "90a", OPTIONS), "90a")
-    assert (entry.name, entry.spill_bytes) == ("wide_product", 0)
+    assert (entry.name, entry.spill_bytes) == (source, 0)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +139,7 @@ def test_every_epilogue_of_wide_products_compiles_without_spills(epilogue: str, 
             ("int8_rows", {f"{name}_{row_geometry(1, hidden, 132).entry}" for hidden in HIDDEN_SIZES})
             for name in ("int8_rows", "int8_norm")
         ],
-        *[(source, {source}) for source in ("int8_product", "int8_to_blocks", "int8_blocks")],
+        *[(source, {source}) for source in ("int8_product", "int8_blocks")],
         ("greedy_step", {"greedy_step"}),
         ("lstm", {"lstm_begin", "lstm_step"}),
         ("short_lstm", {f"short_lstm_{rows}" for rows in lstm.SHORT_TILES}),
