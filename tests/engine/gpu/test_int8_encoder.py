@@ -55,9 +55,9 @@ def residual_norm(out: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor,
 
 def columns_of(matrix: Int8Matrix) -> tuple[Tensor, Tensor, Tensor]:
     """Scales, biases and factors of a matrix's outputs."""
-    scales, bias, factors = matrix.columns.split((2, 1, 1), dim=1)
-    halves = (part.contiguous().view(torch.float16).flatten().float() for part in (bias, factors))
-    return scales.contiguous().view(torch.float32).flatten(), *halves
+    scales = matrix.columns[:, :2].contiguous().view(torch.float32).flatten()
+    bias, factors = (matrix.columns[:, i].contiguous().view(torch.float16).float() for i in (2, 3))
+    return scales, bias, factors
 
 
 def int8_product(out: Tensor, x: Int8Rows, weight: Int8Matrix, kind: str) -> None:

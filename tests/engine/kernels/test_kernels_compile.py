@@ -103,7 +103,7 @@ def test_sources_distinguish_hopper_from_older_devices_alone() -> None:
     [
         ("wide_product", wide_product.activated("gelu", is_gated=True)),
         *(("wide_product", f"Turned<{dim}>") for dim in wide_product.TURNED_DIMS),
-        *(("int8_product", f"Blocks<{wide_product.activated(kind)}>") for kind in KINDS),
+        *(("int8_product", f"Blocks<{wide_product.activated(kind)}>") for kind in activation.KINDS),
     ],
 )
 def test_every_epilogue_of_wide_products_compiles_without_spills(
