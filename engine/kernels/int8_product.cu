@@ -37,13 +37,18 @@ __device__ __forceinline__ float2 scaled(const int* sums, float of_row, const Co
 
 // Results in 16 bits. row: the warp's first row of out.
 template <typename A> struct Epilogue {
-    static constexpr int BUFFERS = OUT_BUFFERS;
-    __device__ __forceinline__ static void begin() {}
+    OutBuffers<> buffers;
+    float of_rows[2 * HALVES];
 
-    static __device__ __forceinline__ void finish(const TensorMap& out, const Scales& scales, const Sums<int>& sums,
-                                                  OutBuffers<BUFFERS>& buffers, int row, int column, int rows, int width) {
-        float of_rows[2 * HALVES];
+    __device__ explicit Epilogue(unsigned base) : buffers(base) {}
+    static __device__ __forceinline__ void begin() {}
+
+    __device__ __forceinline__ void prepare(const Scales& scales, int row, int column, int rows) {
         load_scales(of_rows, scales.rows, row, rows);
+    }
+
+    __device__ __forceinline__ void finish(const TensorMap& out, const Scales& scales, const Sums<int>& sums, int row,
+                                           int column, int rows, int width) {
 #pragma unroll
         for (int c = 0; c < BLOCK_COLUMNS / 64; ++c) {
             const int left = column + 64 * c;
@@ -118,6 +123,14 @@ __device__ __forceinline__ void multiply(float (&sums)[32], const unsigned* a, u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+__device__ __forceinline__ ColumnPair read_pair(unsigned from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
+    return {make_float2(__uint_as_float(v.x), __uint_as_float(v.y)), reinterpret_cast<const __half2&>(v.z),
+            reinterpret_cast<const __half2&>(v.w)};
+}
+
 // 64 rows of a block.
 struct Rotation {
     __half2 values[2][16];  // of each half of the columns: pairs of rows lane / 4 and 8 beyond, for each eight columns
@@ -128,12 +141,12 @@ struct Rotation {
         for (int i = 0; i < 64; ++i) pin_value(sums[i / 32][i % 32]);
     }
 
-    // columns: the thread's first, of eight each.
+    // columns: the thread's first, of eight each, in shared memory.
     template <typename A>
-    __device__ __forceinline__ void activate(const int (&products)[64], const float* of_rows, const ColumnPair* columns) {
+    __device__ __forceinline__ void activate(const int (&products)[64], const float* of_rows, unsigned columns) {
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
-            const ColumnPair pair = columns[4 * j];
+            const ColumnPair pair = read_pair(columns + 4 * j * sizeof(ColumnPair));
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 values[j / 8][j % 8 * 2 + i] = activated<A>(scaled(products + 4 * j + 2 * i, of_rows[i], pair), pair.factor);
@@ -171,9 +184,11 @@ struct Rotation {
         buffers.open();
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            float largest = 0.f;
+            float peaks[4] = {};
 #pragma unroll
-            for (int k = 0; k < 32; ++k) largest = max_nan(largest, fabsf(sums[k / 16][k % 16 / 2 * 4 + 2 * i + k % 2]));
+            for (int k = 0; k < 32; ++k)
+                peaks[k % 4] = max_nan(peaks[k % 4], fabsf(sums[k / 16][k % 16 / 2 * 4 + 2 * i + k % 2]));
+            float largest = max_nan(max_nan(peaks[0], peaks[1]), max_nan(peaks[2], peaks[3]));
 #pragma unroll
             for (int step = 1; step < 4; step *= 2) largest = max_nan(largest, __shfl_xor_sync(FULL_MASK, largest, step));
             const float scale = int8_scale(largest), factor = 1.f / scale;
@@ -194,26 +209,42 @@ struct Rotation {
 
 template <typename A> struct Blocks {};
 template <typename A> struct Epilogue<Blocks<A>> {
-    static constexpr int BUFFERS = 1;
+    OutBuffers<1> buffers;
+    float of_rows[2 * HALVES];
+    unsigned columns;  // of the warp's tile, in shared memory
+
+    // In place of the second buffers of out.
     static __device__ __forceinline__ unsigned hadamard() {
-        return ring_address() + OUT_OFFSET + 2 * GROUP_WARPS * BUFFERS * OUT_BYTES;
+        return ring_address() + OUT_OFFSET + 2 * GROUP_WARPS * OUT_BYTES;
     }
     static __device__ __forceinline__ void begin() { write_hadamard(hadamard()); }
 
-    static __device__ __forceinline__ void finish(const TensorMap& out, const Scales& scales, const Sums<int>& sums,
-                                                  OutBuffers<BUFFERS>& buffers, int row, int column, int rows, int) {
-        const ColumnPair* columns = scales.columns + column / 2 + threadIdx.x % 4;
-        float* of_block = scales.blocks + (long long)(column / BLOCK_COLUMNS) * rows;
-        float of_rows[2 * HALVES];
+    __device__ explicit Epilogue(unsigned base)
+        : buffers(base), columns(hadamard() + 64 * ROW_BYTES + threadIdx.x / WARP * BLOCK_COLUMNS / 2 * sizeof(ColumnPair)) {}
+
+    __device__ __forceinline__ void prepare(const Scales& scales, int row, int column, int rows) {
         load_scales(of_rows, scales.rows, row, rows);
 #pragma unroll
-        for (int m = 0; m < HALVES; ++m) {
-            Rotation half;
-            half.template activate<A>(sums.part[m], of_rows + 2 * m, columns);
-            half.start(hadamard());
-            half.wait();
-            half.store(out, of_block, buffers, row + 64 * m, column, rows);
-        }
+        for (int i = threadIdx.x % WARP; i < BLOCK_COLUMNS / 2; i += WARP)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                         ::"r"(columns + i * (unsigned)sizeof(ColumnPair)), "l"(scales.columns + column / 2 + i) : "memory");
+    }
+
+    __device__ __forceinline__ void finish(const TensorMap& out, const Scales& scales, const Sums<int>& sums, int row,
+                                           int column, int rows, int) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+        float* of_block = scales.blocks + (long long)(column / BLOCK_COLUMNS) * rows;
+        const unsigned own = columns + threadIdx.x % 4 * sizeof(ColumnPair);
+        Rotation first, second;
+        first.template activate<A>(sums.part[0], of_rows, own);
+        first.start(hadamard());
+        second.template activate<A>(sums.part[1], of_rows + 2, own);
+        first.wait();
+        second.start(hadamard());
+        first.store(out, of_block, buffers, row, column, rows);
+        second.wait();
+        second.store(out, of_block, buffers, row + 64, column, rows);
     }
 };
 
@@ -223,10 +254,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     using Own = Epilogue<ACTIVATION>;
     Own::begin();
     const auto multiply = [&](unsigned base, Tiles tiles, unsigned group) {
-        OutBuffers<Own::BUFFERS> buffers(base);
-        consume<BLOCK_COLUMNS, int>(base, tiles, group, [&](const Sums<int>& sums, int row, int column) {
-            Own::finish(out, scales, sums, buffers, row, column, rows, width);
-        });
+        Own own(base);
+        const auto prepare = [&](int row, int column) { own.prepare(scales, row, column, rows); };
+        const auto finish = [&](const Sums<int>& sums, int row, int column) {
+            own.finish(out, scales, sums, row, column, rows, width);
+        };
+        consume<BLOCK_COLUMNS, int>(base, tiles, group, prepare, finish);
     };
     const Tiles tiles = tiles_of<BLOCK_COLUMNS>(rows, width, depth, STAGE_DEPTH);
     run_groups<BLOCK_COLUMNS, STAGE_DEPTH>(out, x, w, tiles, RELEASES, PART, multiply);

@@ -28,8 +28,8 @@ class Int8Matrix:
     def of(cls, integers: Tensor, scales: Tensor, bias: Tensor | None) -> "Int8Matrix":
         """scales: float32 [N]. bias: [N], in any type."""
         shift = torch.zeros_like(scales) if bias is None else bias
-        parts = scales, shift.half(), torch.ones_like(scales).half()
-        return cls(integers, torch.cat([part.view(torch.int32).view(len(scales) // 2, -1) for part in parts], dim=1))
+        halves = torch.stack((shift.half(), torch.ones_like(scales).half())).view(torch.int32)
+        return cls(integers, torch.cat((scales.view(torch.int32).view(-1, 2), halves.t()), dim=1))
 
     def feeding(self, factors: Tensor) -> "Int8Matrix":
         """The matrix whose results a product takes that multiplies them by `factors` [N] first."""

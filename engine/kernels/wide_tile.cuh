@@ -152,9 +152,10 @@ __device__ __forceinline__ void skip(unsigned& stage, unsigned& phase, unsigned 
     phase ^= position / STAGES & 1;
 }
 
-// A group's tiles: multiplied in its turns, then finish(sums, the warp's first row of out, the tile's first column).
-template <int COLUMNS, typename Sum, typename Finish>
-__device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned group, Finish finish) {
+// A group's tiles: prepare(row, column), multiplied in its turn, then finish(sums, row, column): the warp's first row of out
+// and the tile's first column.
+template <int COLUMNS, typename Sum, typename Prepare, typename Finish>
+__device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned group, Prepare prepare, Finish finish) {
     const int lane = threadIdx.x % WARP;
     const unsigned warp = threadIdx.x / WARP;
     const unsigned empty = lane < CLUSTER ? address_in(base + EMPTY_OFFSET, lane) : 0;  // the lane's block's
@@ -165,8 +166,10 @@ __device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned gro
     }
 #pragma unroll 1
     for (unsigned tile = tiles.first() + group * tiles.step(); tile < tiles.count; tile += 2 * tiles.step()) {
+        const int row = tiles.row(tile) + warp % GROUP_WARPS * 16, column = tiles.column<COLUMNS>(tile);
         unsigned before = 0;
         Sums<Sum> sums = {};  // or registers would be kept for those of the tile before
+        prepare(row, column);
         take_turn(group);
         pin(sums);
 #pragma unroll 1
@@ -191,7 +194,7 @@ __device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned gro
         wgmma_wait<0>();
         pin(sums);
         if (lane < CLUSTER) barrier_arrive_in(empty + 8 * before);
-        finish(sums, tiles.row(tile) + warp % GROUP_WARPS * 16, tiles.column<COLUMNS>(tile));
+        finish(sums, row, column);
     }
     if (lane == 0) store_wait_read<0>();
 }

@@ -179,8 +179,10 @@ def test_launches_are_captured() -> None:
 @pytest.mark.parametrize(("rows", "width", "depth"), [(5, 12, 128), (5, 8, 120), (5, 0, 128)])
 def test_sizes_without_a_kernel_are_refused(rows: int, width: int, depth: int) -> None:
     out = torch.empty(rows, width, dtype=torch.float16, device="cuda")
+    columns = torch.zeros(width // 2, 4, dtype=torch.int32, device="cuda")
+    weight = Int8Matrix(empty_rows(width, depth).integers, columns)
     with pytest.raises(ValueError, match="multiples of 16 and 8"):
-        int8_product(out, empty_rows(rows, depth), matrix(empty_rows(width, depth), None), "gelu")
+        int8_product(out, empty_rows(rows, depth), weight, "gelu")
     x = torch.empty(rows, 192, dtype=torch.float16, device="cuda")
     with pytest.raises(ValueError, match="multiple of 128"):
         int8_rows(empty_rows(rows, 192), x, x[0])
