@@ -51,18 +51,11 @@ struct Reader {
     unsigned base, empty, group;
     int rows, first, second;  // of x, and the thread's two of them
     unsigned stage = 0, phase = 0;
-    float next_first = 0.f, next_second = 0.f;
-    unsigned last = 0;
-
-    __device__ __forceinline__ void load_scales(unsigned block) {
-        const float* of_block = of_blocks + (long long)min(block, last) * rows;
-        next_first = of_block[first];
-        next_second = of_block[second];
-    }
 
     __device__ __forceinline__ void start(Part& part, unsigned block) {
-        part.first = next_first, part.second = next_second;
-        load_scales(block + 1);
+        const float* of_block = of_blocks + (long long)block * rows;
+        part.first = of_block[first];
+        part.second = of_block[second];
         part.stage = stage;
         barrier_wait(base + FULL_OFFSET + 8 * stage, phase);
         const unsigned at = base + stage * STAGE_BYTES;
@@ -91,7 +84,6 @@ __device__ __forceinline__ void consume_blocks(const TensorMap& out, const float
     const int lane = threadIdx.x % WARP;
     const unsigned empty = lane < CLUSTER ? address_in(base + EMPTY_OFFSET, lane) : 0;  // the lane's block's
     Reader reader{of_blocks, base, empty, group, rows, 0, 0};
-    reader.last = tiles.blocks - 1;
     OutBuffers<> buffers(base);
 #pragma unroll 1
     for (unsigned tile = tiles.first(); tile < tiles.count; tile += tiles.step()) {
@@ -99,8 +91,7 @@ __device__ __forceinline__ void consume_blocks(const TensorMap& out, const float
         reader.first = min(row + lane / 4, rows - 1);
         reader.second = min(row + lane / 4 + 8, rows - 1);
         float sums[VALUES] = {};
-        Part even = {}, odd = {};
-        reader.load_scales(0);
+        Part even, odd;
         reader.start(even, 0);
 #pragma unroll 1
         for (unsigned block = 1; block + 1 < tiles.blocks; block += 2) {
