@@ -43,7 +43,7 @@ template <typename A> struct Epilogue {
     __device__ explicit Epilogue(unsigned base) : buffers(base) {}
     static __device__ __forceinline__ void begin() {}
 
-    __device__ __forceinline__ void prepare(const Scales& scales, int row, int column, int rows) {
+    __device__ __forceinline__ void prepare(const Scales& scales, Sums<int>&, int row, int, int rows) {
         load_scales(of_rows, scales.rows, row, rows);
     }
 
@@ -161,7 +161,7 @@ struct Rotation {
             values[1][i] = __hsub2(low, high);
         }
 #pragma unroll
-        for (int i = 0; i < 64; ++i) sums[i / 32][i % 32] = 0.f;  // as in `consume`
+        for (int i = 0; i < 64; ++i) sums[i / 32][i % 32] = 0.f;  // as in `prepare`
         pin();
         wgmma_fence();
 #pragma unroll
@@ -222,7 +222,8 @@ template <typename A> struct Epilogue<Blocks<A>> {
     __device__ explicit Epilogue(unsigned base)
         : buffers(base), columns(hadamard() + 64 * ROW_BYTES + threadIdx.x / WARP * BLOCK_COLUMNS / 2 * sizeof(ColumnPair)) {}
 
-    __device__ __forceinline__ void prepare(const Scales& scales, int row, int column, int rows) {
+    __device__ __forceinline__ void prepare(const Scales& scales, Sums<int>& sums, int row, int column, int rows) {
+        sums = {};  // so that their registers are free once they are activated
         load_scales(of_rows, scales.rows, row, rows);
 #pragma unroll
         for (int i = threadIdx.x % WARP; i < BLOCK_COLUMNS / 2; i += WARP)
@@ -255,7 +256,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     Own::begin();
     const auto multiply = [&](unsigned base, Tiles tiles, unsigned group) {
         Own own(base);
-        const auto prepare = [&](int row, int column) { own.prepare(scales, row, column, rows); };
+        const auto prepare = [&](Sums<int>& sums, int row, int column) { own.prepare(scales, sums, row, column, rows); };
         const auto finish = [&](const Sums<int>& sums, int row, int column) {
             own.finish(out, scales, sums, row, column, rows, width);
         };

@@ -151,7 +151,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             if constexpr (TURNED_DIM > 0) turn<TURNED_DIM>(sums, bias, rotary, row, column, rows, width);
             finish(out, TURNED_DIM > 0 ? nullptr : bias, sums, buffers, row, column, rows, width);
         };
-        consume<OUT_COLUMNS, float>(base, own, group, [](int, int) {}, end);
+        consume<OUT_COLUMNS, float>(base, own, group, [](Sums<float>&, int, int) {}, end);
     };
     run_groups<OUT_COLUMNS, STAGE_DEPTH>(out, x, w, tiles, RELEASES, IS_GATED ? width : PART, multiply);
 }

@@ -152,13 +152,14 @@ __device__ __forceinline__ void skip(unsigned& stage, unsigned& phase, unsigned 
     phase ^= position / STAGES & 1;
 }
 
-// A group's tiles: prepare(row, column), multiplied in its turn, then finish(sums, row, column): the warp's first row of out
-// and the tile's first column.
+// A group's tiles: prepare(sums, row, column), multiplied in its turn, then finish(sums, row, column): the warp's first row
+// of out and the tile's first column. What `prepare` leaves in the sums does not count.
 template <int COLUMNS, typename Sum, typename Prepare, typename Finish>
 __device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned group, Prepare prepare, Finish finish) {
     const int lane = threadIdx.x % WARP;
     const unsigned warp = threadIdx.x / WARP;
     const unsigned empty = lane < CLUSTER ? address_in(base + EMPTY_OFFSET, lane) : 0;  // the lane's block's
+    Sums<Sum> sums;
     unsigned stage = 0, phase = 0;
     if (group == 1) {
         give_turn(0);
@@ -168,8 +169,7 @@ __device__ __forceinline__ void consume(unsigned base, Tiles tiles, unsigned gro
     for (unsigned tile = tiles.first() + group * tiles.step(); tile < tiles.count; tile += 2 * tiles.step()) {
         const int row = tiles.row(tile) + warp % GROUP_WARPS * 16, column = tiles.column<COLUMNS>(tile);
         unsigned before = 0;
-        Sums<Sum> sums = {};  // or registers would be kept for those of the tile before
-        prepare(row, column);
+        prepare(sums, row, column);
         take_turn(group);
         pin(sums);
 #pragma unroll 1
