@@ -1,8 +1,8 @@
 // out = x w' * scales + bias of eight-bit integers, where x has a scale for each row and each 128 of the depth: as
-// int8_product.cu with Quantised<> gives it. Sums of 128 products are exact; those of blocks are added in float, in order.
+// int8_product.cu with Blocks<> gives it. Sums of 128 products are exact; those of blocks are added in float, in order.
 //
-// Layout: x int8 [rows, depth], w int8 [width, depth], scales of blocks float32 [depth / 128, rows] and of w [width], bias
-//   [width] or null, out [rows, width]; contiguous, width a multiple of 8, depth of 128. x, w and out come as tensor maps,
+// Layout: x int8 [rows, depth], w int8 [width, depth], scales of blocks float32 [depth / 128, rows], columns
+//   [width / 2], out [rows, width]; contiguous, width a multiple of 8, depth of 128. x, w and out come as tensor maps,
 //   in boxes of [128, 128], [64, 128], [16, 64].
 // Threads and shared memory: as in wide_product.cu, but warpgroups 0 and 1 multiply 64 rows each of the same tile: each
 //   adds a block to its sums while the tensor cores compute the next.
