@@ -148,7 +148,7 @@ def _metadata(path: Path) -> Any:
 
 def _metadata_file(path: Path) -> Path:
     """The present metadata in a directory: the only one, or, in a directory that is its own catalog, the hinted one."""
-    found = {one.name: one for one in path.glob(f"metadata/*{_SUFFIX}") if not one.name.startswith(".")}
+    found = {one.name: one for one in path.glob(_ANY_METADATA) if not one.name.startswith(".")}
     hint = path / _HINT
     if hint.is_file():
         return _hinted(path, found, _content(hint).decode(errors="replace").strip())

@@ -324,6 +324,19 @@ class TestMetadata:
             folder, "files of metadata, of which its catalog knows the present one", tmp_path / "out.parquet"
         )
 
+    def test_metadata_by_the_name_that_compressed_ones_had_is_not_passed_over(
+        self, tmp_path: Path, table: Table
+    ) -> None:
+        """The older file, read alone, has rows that were deleted since."""
+        present = Path(table.metadata_location.removeprefix("file://"))
+        old = sorted(present.parent.glob("*.metadata.json"))[-2]
+        for other in set(present.parent.glob("*.metadata.json")) - {present, old}:
+            other.unlink()
+        (present.parent / "version-hint.text").unlink()
+        present.with_name(f"{present.name}.gz").write_bytes(gzip.compress(present.read_bytes()))
+        present.unlink()
+        assert_refused(folder_of(table), "with 2 files of metadata", tmp_path / "out.parquet")
+
     def test_a_hint_that_is_older_than_its_directory_is_refused(self, tmp_path: Path, table: Table) -> None:
         table.append(some_rows(24, 30))
         assert_refused(folder_of(table), "version-hint.text says", tmp_path / "out.parquet")

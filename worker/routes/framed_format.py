@@ -62,6 +62,7 @@ class FramedFormat(RecordFormat):
         self._input, self._output = [f"{topic}-value" for topic in topics]
         self._known: dict[int, _Known] = {}
         self._unknown: dict[int, InvalidRequest] = {}
+        self._is_checked = False
 
     async def check(self) -> None:
         """Derive and register the schemas of the output from those that the input topic has by now. Called at start.
@@ -76,12 +77,15 @@ class FramedFormat(RecordFormat):
             await self._learn(schema_id, schema)
         for schema_id, schema in versions[-1:]:
             self._known[schema_id] = await self._learned(schema_id, schema)
+        self._is_checked = True
 
     def is_ready(self, value: bytes) -> bool:
         return not _is_framed(value) or _HEAD.unpack_from(value)[1] in self._known
 
     async def prepare(self, values: Sequence[bytes]) -> None:
-        for schema_id in {_HEAD.unpack_from(value)[1] for value in values if not self.is_ready(value)}:
+        if not self._is_checked:  # the registry was away at start
+            await self.check()
+        for schema_id in sorted({_HEAD.unpack_from(value)[1] for value in values if not self.is_ready(value)}):
             await self._learn(schema_id, await self._registry.schema(schema_id))
 
     def read(self, value: bytes) -> Any:

@@ -48,10 +48,14 @@ def order(name: str) -> Schema:
     return Schema(json.dumps({"type": "record", "name": name, "fields": [{"name": "text", "type": "string"}]}), "AVRO")
 
 
-async def checked(registry: Any) -> RecordFormat:
+def unchecked(registry: Any) -> RecordFormat:
     given: Any = {"text": "text", "record_format": "avro"}
     settings = RouteSettings(input_topic="in", output_topic="out", **given)
-    made = format_of(settings, "embed", NO_OPTIONS, registry, None, is_chunked=False)
+    return format_of(settings, "embed", NO_OPTIONS, registry, None, is_chunked=False)
+
+
+async def checked(registry: Any) -> RecordFormat:
+    made = unchecked(registry)
     await made.check()
     return made
 
@@ -75,3 +79,16 @@ async def test_an_earlier_version_that_is_refused_has_dead_letters_and_the_start
 async def test_the_latest_version_that_is_refused_ends_the_start() -> None:
     with pytest.raises(WrongArgument, match=r"The schema 2 of in-value .* not compatible"):
         await checked(Registry(refused=2))
+
+
+async def test_the_first_record_after_a_start_without_the_registry_has_all_versions_registered() -> None:
+    registry = Registry()
+    made = unchecked(registry)
+    await made.prepare([SECOND])
+    assert registry.registered == ["First", "Second"]
+    assert made.read(FIRST) == made.read(SECOND) == {"text": "a"}
+
+
+async def test_the_latest_version_that_is_refused_ends_a_worker_that_started_without_the_registry() -> None:
+    with pytest.raises(WrongArgument, match=r"The schema 2 of in-value .* not compatible"):
+        await unchecked(Registry(refused=2)).prepare([FIRST])
