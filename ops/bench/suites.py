@@ -81,6 +81,7 @@ GPU = BenchSuite(
     parts={
         "kernels": Part(f"{_BENCH}.gpu.part_kernels:run", 5),
         "single": Part(f"{_BENCH}.gpu.part_single:run", 32),
+        "rows": Part(f"{_BENCH}.gpu.part_rows:run", 15),
         "labels": Part(f"{_BENCH}.gpu.part_labels:run", 30, ("DeBERTa-v3-base",)),
         "cosines": Part(f"{_BENCH}.gpu.part_cosines:run", 60),
         **{f"shape-{name}": Part(f"{_BENCH}.gpu.part_shapes:run", 25, (name,)) for name in SHAPES},

@@ -172,6 +172,13 @@ def test_a_single_request_has_alternatives_on_both_clocks(bench: StubBench, monk
         assert found[f"one request, 2-100 tokens, {name}, ms"] == 1.0
 
 
+def test_a_request_of_a_length_is_over_the_floor_of_that_length() -> None:
+    points = [{"tokens": tokens, "ms": {"ours": 0.6, "floor": tokens / 2048}} for tokens in (512, 1024)]
+    found = GPU.measures({"parts": {"rows": {"result": {"shapes": {"bge-m3": points}}}}})
+    assert found["by length, bge-m3, 1,024 tokens, ours, ms"] == 0.6
+    assert found["by length, bge-m3, 512 tokens, over the floor"] == pytest.approx(2.4)
+
+
 def test_the_share_of_a_shape_is_of_its_floor() -> None:
     seconds = {"ours": 0.5, "floor": 0.4, "transformers SDPA": 1.5}
     loads = [{"low": 2, "high": 100, "requests": 300, "s": seconds}]

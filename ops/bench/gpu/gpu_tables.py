@@ -63,6 +63,11 @@ GPU = Suite(
         _single,
         _shapes,
         _cosines,
+        At("rows.shapes.*.[tokens].ms.*", "by length, *, * tokens, *, ms", keys=(str, _THOUSANDS, str)),
+        From(
+            "by length, *, * tokens, over the floor",
+            tuple(f"by length, *, * tokens, {who}, ms" for who in (OURS, FLOOR)),
+        ),
         At("labels.texts_per_s.*", "8 labels a text, DeBERTa-v3-base, *, texts/s"),
         At(f"{_KERNEL}.share_of_copy", "kernel, *, * tokens, share of the copy", keys=(str, _THOUSANDS)),
         At(f"{_KERNEL}.us", "kernel, *, * tokens, µs", keys=(str, _THOUSANDS)),
@@ -114,12 +119,17 @@ _SHAPES = Grid(
     ],
 )
 _ONE_OF_SHAPES = Grid(["one request of 50 tokens", "ms"], [["*", "{shape, *, one request, ms}"]])
+_ROWS = Grid(
+    ["one request, inputs on the device", "penstock, ms", "cuBLAS products alone, ms", "over them"],
+    [_beside("*, * tokens", "by length, *, * tokens, @", [f"{OURS}, ms", f"{FLOOR}, ms", "over the floor"])],
+)
 _LABELS = Grid(
     ["8 labels a text", "penstock, texts/s", "transformers' zero-shot pipeline, texts/s"],
     [_beside("DeBERTa-v3-base", "8 labels a text, DeBERTa-v3-base, @, texts/s", [OURS, "pipeline"])],
 )
 TABLES = {
     "gpu-headline": Table(GPU, ["single"], [_HEADLINE]),
+    "gpu-rows": Table(GPU, ["rows"], [_ROWS]),
     "gpu-kernels": Table(GPU, ["kernels"], [_KERNELS, _KERNELS_OF_ATTENTION]),
     "gpu-shapes": Table(
         GPU, [*[f"shape-{name}" for name in SHAPES], "labels"], [_SHAPES, _ONE_OF_SHAPES, _LABELS], apart=True

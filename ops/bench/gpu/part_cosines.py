@@ -6,17 +6,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from torch import nn
 
-from penstock.engine.packed_model import weights_of
 from penstock.engine.types import Float32Array, Int32Array
 from penstock.ops.bench.common.draws import uniform
 from penstock.ops.bench.common.shapes import SHAPES as CONFIGS
 from penstock.ops.bench.common.shapes import VOCAB
 from penstock.ops.bench.gpu.bench import DTYPE, INITIALIZER_RANGE, Bench, pack, random_requests
 from penstock.ops.bench.gpu.gpu_tables import OURS, SDPA, SHAPES
-from penstock.ops.bench.gpu.part_shapes import engine_of
+from penstock.ops.bench.gpu.part_shapes import engine_of, random_model
 
 _REQUESTS, _LENGTHS = 64, (2, 500)
 
@@ -39,13 +37,9 @@ def _cosines(bench: Bench, name: str, requests: Sequence[Int32Array]) -> dict[st
 
     "between": of different requests in float32, without which cosines near 1 say nothing.
     """
-    torch.manual_seed(bench.seed)
-    make: Any = transformers.AutoModel
     config: Any = CONFIGS[name]()
     config.initializer_range = INITIALIZER_RANGE
-    with torch.inference_mode(False), bench.device:
-        model: nn.Module = make.from_config(config).eval().requires_grad_(False)
-        weights = weights_of(model)
+    model, weights = random_model(bench, config)
     exact = _vectors(model, requests)
     ours = np.stack(engine_of(name, weights).run(pack(requests)).rows)
     beside = {OURS: _normalised(ours), SDPA: _vectors(model.to(DTYPE), requests)}

@@ -40,14 +40,11 @@ Batches = Sequence[Sequence[Int32Array]]
 
 def run(bench: Bench, name: str) -> dict[str, Any]:
     """One shape: three loads of eight batches, and one request alone. About 25 s."""
-    torch.manual_seed(bench.seed)
-    make: Any = transformers.AutoModel
-    with torch.inference_mode(False), bench.device:
-        model: nn.Module = make.from_config(SHAPES[name]()).eval().requires_grad_(False)
-        weights = weights_of(model)
+    model, weights = random_model(bench, SHAPES[name]())
+    with torch.inference_mode(False):
         sdpa = model.to(DTYPE)
     engine = engine_of(name, weights)
-    floor_s = _BATCHES * once_of(_floor(bench, weights).graph(BATCH_TOKENS)) / 1e3
+    floor_s = _BATCHES * once_of(floor_of(bench, weights, BATCH_TOKENS).graph(BATCH_TOKENS)) / 1e3
     loads = []
     for low, high in RANGES:
         batches = [
@@ -65,6 +62,15 @@ def run(bench: Bench, name: str) -> dict[str, Any]:
         loads.append({"low": low, "high": high, "requests": sum(map(len, batches)), "s": seconds})
     (one,) = random_requests(filling(_ONE_TOKENS, _ONE_TOKENS, _ONE_TOKENS, bench.seed), VOCAB, bench.seed)
     return {"shape": name, "loads": loads, "one_request_ms": once_of(lambda: engine.run(pack([one])), _ONE_ROUNDS)}
+
+
+def random_model(bench: Bench, config: Any) -> tuple[nn.Module, EncoderWeights]:
+    """transformers' model of a configuration, float32 on the device, and its weights as the engine reads them."""
+    torch.manual_seed(bench.seed)
+    make: Any = transformers.AutoModel
+    with torch.inference_mode(False), bench.device:
+        model: nn.Module = make.from_config(config).eval().requires_grad_(False)
+        return model, weights_of(model)
 
 
 def once_of(work: Work, rounds: int = _ROUNDS) -> float:
@@ -102,11 +108,12 @@ def _engine_s(engine: GpuEngine, batches: Batches) -> float:
     return statistics.median(wall_s(work) for _ in range(_ROUNDS))
 
 
-def _floor(bench: Bench, weights: EncoderWeights) -> GemmFloor:
+def floor_of(bench: Bench, weights: EncoderWeights, max_tokens: int) -> GemmFloor:
+    """The products of the weights' layers, of as many tokens at most."""
     layer = weights.layers[0]
     (qkv, hidden), (up, _), (_, down) = (one.weight.shape for one in (layer.qkv, layer.up, layer.down))
     sizes = LayerSizes(hidden, qkv, layer.attention_output.weight.shape[1], up, down)
-    return GemmFloor(sizes, len(weights.layers), BATCH_TOKENS, bench.recorder)
+    return GemmFloor(sizes, len(weights.layers), max_tokens, bench.recorder)
 
 
 def _packed_s(encoder: Encoder[GpuDense], batches: Batches) -> float:
