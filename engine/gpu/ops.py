@@ -16,11 +16,12 @@ from penstock.engine.gpu.inputs import Inputs
 from penstock.engine.gpu.products import Products, Split, short_tile
 from penstock.engine.kernels.activation import bias_activation, gated
 from penstock.engine.kernels.embed_norm import embed_norm
-from penstock.engine.kernels.mid_product import MidTile, mid_parts, mid_product
+from penstock.engine.kernels.epilogues import activated, turned
+from penstock.engine.kernels.mid_product import MidTile, mid_parts, mid_product, mid_turned
 from penstock.engine.kernels.residual_norm import inner_norm, residual_norm, split_norm
 from penstock.engine.kernels.rotate import rotate
 from penstock.engine.kernels.short_product import short_product, split_product
-from penstock.engine.kernels.wide_product import activated, turned, turned_product, wide_product
+from penstock.engine.kernels.wide_product import turned_product, wide_product
 from penstock.engine.model.dense import function_of
 from penstock.engine.model.weights import (
     Attention,
@@ -126,19 +127,25 @@ class GpuOps:
         if rotary is None:
             return self._product(out, x, dense)
         heads, positions = self._tables.heads, self._inputs.positions
+        mid = self._products.mid_tile(rows, dense.width)
         is_wide = self._products.is_wide(rows, dense.width, depth, is_plain=False)
-        if is_wide and turned(heads.dim, rotary) is not None:
-            turned_product(out, x, dense.weight, dense.bias, positions, heads, rotary)
-        else:
+        if turned(heads.dim, rotary) is None or not (mid or is_wide):
             rotate(self._product(out, x, dense), positions, heads, rotary)
+        elif mid is not None:
+            mid_turned(out, x, dense.weight, dense.bias, positions, heads, rotary, mid)
+        else:
+            turned_product(out, x, dense.weight, dense.bias, positions, heads, rotary)
         return out
 
     def project_gated(self, out: Tensor, inner: Tensor, x: Tensor, dense: GpuDense, activation: str) -> Tensor:
-        rows, depth = x.shape
-        if self._products.is_wide(rows, dense.width, depth, is_plain=False):
-            wide_product(out, x, dense.weight, dense.bias, function_of(activation), is_gated=True)
+        (rows, depth), kind = x.shape, function_of(activation)
+        mid = self._products.mid_tile(rows, dense.width)
+        if mid is not None:
+            mid_product(out, x, dense.weight, dense.bias, kind, mid, is_gated=True)
+        elif self._products.is_wide(rows, dense.width, depth, is_plain=False):
+            wide_product(out, x, dense.weight, dense.bias, kind, is_gated=True)
         else:
-            gated(out, self._product(inner, x, dense), function_of(activation))
+            gated(out, self._product(inner, x, dense), kind)
         return out
 
     def project_add_norm(self, out: Tensor, x: Tensor, residual: Tensor, dense: GpuDense, norm: Norm) -> Tensor:

@@ -55,10 +55,8 @@ from torch import Tensor
 
 from penstock.engine.errors import UnsupportedDevice
 from penstock.engine.kernels import mid_product, wide_product, wide_tile
-from penstock.engine.kernels.activation import KINDS
 from penstock.engine.kernels.mid_product import MidTile
 from penstock.engine.kernels.short_product import STAGE_DEPTH, Tile
-from penstock.engine.kernels.wide_product import activated
 
 MAX_ROWS = 224  # of the products of few rows
 _ACTIVATED_PRODUCTS = 3.1e8  # most multiplications of a product of few rows that is ours
@@ -67,7 +65,7 @@ _MAX_SPLITS = 6
 _BLOCKS = 200  # running at a time, one or two a multiprocessor
 _MOST_PARTS = 132 * 128 * 96  # float32 values: an H200's tiles of two groups, of more than any of one or of short_split
 
-_MID_ROWS = range(33, 1025)
+_MID_ROWS = range(1, 1025)
 _MID_SHARE = 0.85  # least share of rows in the largest tiles that are not spare
 _MID_SPLIT_PRODUCTS = 3.5e9
 _MID_PARTS = 4
@@ -109,7 +107,7 @@ class Products:
             for epilogue in epilogues if groups else ():
                 wide_product.prepare(epilogue, dtype, index)
             if groups:
-                mid_product.prepare(epilogues & set(map(activated, KINDS)), dtype, index)
+                mid_product.prepare(epilogues, dtype, index)
         except UnsupportedDevice as error:
             log.warning("wide_product_off", error=str(error).partition("\n")[0])
             groups = 0

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.kernels.epilogues import activated
 from penstock.engine.kernels.hopper import hopper_kernel, tensor_map
 from penstock.engine.kernels.int8_rows import ROTATED, Int8Rows
 from penstock.engine.kernels.library import VECTOR, index_of, pointer
-from penstock.engine.kernels.wide_product import activated
 from penstock.engine.kernels.wide_tile import BLOCK_ROWS, OUT_ROWS, ROW_BYTES, SHARED_BYTES, THREADS, W_ROWS, num_blocks
 
 _SCALES = struct.Struct("PPP")

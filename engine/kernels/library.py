@@ -20,9 +20,9 @@ _FREE_SHARED_BYTES = 48 * 1024  # a kernel must request more
 _HEADERS = {  # beside those that all kernels have
     **dict.fromkeys(("short_product", "short_lstm"), ("short_tile",)),
     **dict.fromkeys(("packed_attention", "biased_attention", "windowed_attention"), ("packed_tile",)),
-    "mid_product": ("hopper",),
+    "mid_product": ("hopper", "epilogues", "mid_tile"),
     **dict.fromkeys(("long_attention", "long_disentangled"), ("hopper", "warpgroups")),
-    "wide_product": ("hopper", "wide_tile"),
+    "wide_product": ("hopper", "wide_tile", "epilogues"),
     "int8_product": ("hopper", "wide_tile", "int8_tile", "rotation"),
     "int8_blocks": ("hopper", "wide_tile", "int8_tile"),
     "residual_norm": ("rows",),

@@ -5,7 +5,9 @@
 // Layout: x [rows, depth], w [width, depth], bias [width] or null, out [rows, width]; contiguous, 16-byte aligned,
 //   width and depth multiples of 8. With partials, float [gridDim.z, rows, width], those are written instead: block z
 //   sums over its own `slice` stages of the depth, and adds no bias (residual_norm.cu adds the partials).
-//   x and w come as tensor maps (hopper.py), in boxes of [64 GROUPS, 64] and [COLUMNS, 64].
+//   x and w come as tensor maps (hopper.py), in boxes of [64 GROUPS, 64] and [BOX_ROWS, 64].
+//   ACTIVATION: a type of activations.cuh or epilogues.cuh. The second half of a tile's columns are then the gates of the
+//   first half, or its partners: dimensions i + DIM / 2 of sixteen i each. So both are in the same thread.
 //
 // Threads: each of GROUPS warpgroups multiplies (wgmma) 64 rows of the tile; a thread of one more warp starts the copies
 //   of operands. The host takes as few groups as make tiles for all multiprocessors at once (mid_product.py).
@@ -22,68 +24,49 @@
 // Versions, on an H200, with the launch before or after it, us: 1. tiles of 64 x 64 to 256 x 128, with and without
 //   clusters. 512 x 768 to 3,072 with the GELU: 10.8 with 128 x 128, cuBLAS and the pass 12.0. Clusters gained nothing
 //   below 1,024 rows. 2. columns of 96, which divide the widths of most models so that 132 multiprocessors are nearly
-//   full: 9.4. To try: x and w exchanged, for tiles of any multiple of eight rows.
+//   full: 9.4. 3. gates and rotary positions in the epilogue, in place of activation.cu's pass and rotate.cu's. A
+//   ModernBERT of 50 tokens: 0.46 to 0.39 ms. To try: x and w exchanged, for tiles of any multiple of eight rows.
 
-#ifndef ACTIVATION
-#define ACTIVATION Gelu
-#endif
+// The angles of a thread's sums, of both of its rows. row: the warp's first of out.
+struct Angles {
+    float2 cosine[2][HALF / 8], sine[2][HALF / 8];
 
-constexpr int COLUMNS = 96, STAGE_DEPTH = 64;
-constexpr int ROW_BYTES = 2 * STAGE_DEPTH;
-constexpr int GROUP_WARPS = 4, GROUP_ROWS = 64;
-constexpr int OUT_PIECES = COLUMNS / VECTOR;      // of sixteen bytes, of a row of out
-constexpr int OUT_PITCH = (OUT_PIECES | 1) * 16;  // odd, so that eight rows are in different banks
-constexpr int OUT_BYTES = 16 * OUT_PITCH;         // of a warp
-
-using Sums = float[COLUMNS / 2];
-
-// The compiler may not move work on the sums across this.
-__device__ __forceinline__ void pin(Sums& sums) {
+    __device__ __forceinline__ Angles(const Rotary& rotary, int row, int tile, int rows) {
+        const int lane = threadIdx.x % WARP;
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
+        for (int half = 0; half < 2; ++half) {
+            const int at = row + 8 * half + lane / 4;
+            const long long angles = (long long)(at < rows ? rotary.positions[at] : 0) * (TURNED_DIM / 2);
+#pragma unroll
+            for (int j = 0; j < HALF / 8; ++j) {
+                const long long from = angles + Sixteen(tile, j / 2).first + j % 2 * 8 + 2 * (lane % 4);
+                cosine[half][j] = *reinterpret_cast<const float2*>(rotary.cosines + from);
+                sine[half][j] = *reinterpret_cast<const float2*>(rotary.sines + from);
+            }
+        }
+    }
 
-// A block's first row and column of out, its first stage of the depth and how many it sums over.
-struct Place {
-    int row, column;
-    unsigned first, stages;
+    // Queries and keys are turned, in float.
+    __device__ __forceinline__ void turn(Sums& sums, const Rotary& rotary, int tile) const {
+#pragma unroll
+        for (int j = 0; j < HALF / 8; ++j) {
+            if (Sixteen(tile, j / 2).head * TURNED_DIM >= rotary.width) break;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float2 cosines = cosine[i / 2][j], sines = sine[i / 2][j];
+                const float c = i % 2 ? cosines.y : cosines.x, s = i % 2 ? sines.y : sines.x;
+                float &low = sums[4 * j + i], &high = sums[4 * j + COLUMNS / 4 + i];
+                const float turned = low * c - high * s;
+                high = high * c + low * s;
+                low = turned;
+            }
+        }
+    }
 };
 
-// staging: the warp's. row: the warp's first row of out.
-__device__ __forceinline__ void finish(scalar* out, const scalar2* shift, const Sums& sums, unsigned char* staging,
-                                       int row, int column, int rows, int width) {
-    const int lane = threadIdx.x % WARP;
-    const unsigned to = shared_address(staging) + lane % 16 * OUT_PITCH + lane / 16 * 16;  // in a 16 x 16
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 16; ++j) {
-        unsigned packed[4];
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            const float2 add = to_float2(shift[8 * j + 4 * k + lane % 4]);
-            float v[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                v[i] = ACTIVATION::apply(sums[8 * j + 4 * k + i] + (i % 2 ? add.y : add.x));
-            packed[2 * k] = pack_pair(v[0], v[1]);
-            packed[2 * k + 1] = pack_pair(v[2], v[3]);
-        }
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                     ::"r"(to + 32 * j), "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3]) : "memory");
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * OUT_PIECES; i += WARP) {
-        const int from_row = i / OUT_PIECES, piece = i % OUT_PIECES;
-        const int at = row + from_row, left = column + piece * VECTOR;
-        const uint4 values = *reinterpret_cast<const uint4*>(staging + from_row * OUT_PITCH + piece * 16);
-        if (at < rows && left < width) store_vector(out + (long long)at * width + left, values);
-    }
-}
-
 // The sums as they are. row: the warp's first row of out.
-__device__ __forceinline__ void store_parts(float* partials, const Sums& sums, int row, int column, int rows,
-                                            int width) {
-    const int lane = threadIdx.x % WARP;
+__device__ __forceinline__ void store_parts(float* partials, const Sums& sums, int row, int tile, int rows, int width) {
+    const int lane = threadIdx.x % WARP, column = tile * COLUMNS;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int at = row + 8 * half + lane / 4;
@@ -97,116 +80,65 @@ __device__ __forceinline__ void store_parts(float* partials, const Sums& sums, i
     }
 }
 
-template <int GROUPS, int STAGES> struct Tile {
-    static constexpr int ROWS = GROUP_ROWS * GROUPS;
-    static constexpr int X_BYTES = ROWS * ROW_BYTES, STAGE_BYTES = X_BYTES + COLUMNS * ROW_BYTES;
-    static constexpr int WARPS = GROUPS * GROUP_WARPS;  // that multiply
-    static constexpr int FULL_OFFSET = STAGES * STAGE_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
-    static constexpr int BIAS_OFFSET = EMPTY_OFFSET + 8 * STAGES;
-    static_assert(WARPS * OUT_BYTES <= FULL_OFFSET, "out fits into the ring");
-
-    // One thread.
-    static __device__ __forceinline__ void init(unsigned base) {
-        for (int i = 0; i < STAGES; ++i) {
-            barrier_init(base + FULL_OFFSET + 8 * i, 1);
-            barrier_init(base + EMPTY_OFFSET + 8 * i, WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-
-    // One thread. See wait_for_previous in common.cuh.
-    static __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, unsigned base,
-                                                   const Place& at, bool lets_next_late) {
-        const auto load_w = [&](unsigned stage, unsigned i) {
-            const unsigned full = base + FULL_OFFSET + 8 * stage;
-            barrier_expect(full, STAGE_BYTES);
-            load_box(base + stage * STAGE_BYTES + X_BYTES, w, (at.first + i) * STAGE_DEPTH, at.column, full);
-        };
-        for (unsigned i = 0; i < STAGES && i < at.stages; ++i) load_w(i, i);
-#pragma unroll 1
-        for (unsigned i = STAGES + blockIdx.y; i < at.stages; i += gridDim.y)
-            prefetch_box(w, (at.first + i) * STAGE_DEPTH, at.column);
-        if (!lets_next_late) let_next_start();
-        wait_for_end_of_previous();
-        unsigned stage = 0, phase = 0;
-#pragma unroll 1
-        for (unsigned i = 0; i < at.stages; ++i) {
-            if (i >= STAGES) {
-                barrier_wait(base + EMPTY_OFFSET + 8 * stage, phase ^ 1);
-                load_w(stage, i);
-            }
-            const unsigned full = base + FULL_OFFSET + 8 * stage;
-            load_box(base + stage * STAGE_BYTES, x, (at.first + i) * STAGE_DEPTH, at.row, full);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
-    }
-
-    static __device__ __forceinline__ void accumulate(Sums& sums, unsigned base, unsigned stages, unsigned group) {
-        const bool releases = threadIdx.x % WARP == 0;
-        unsigned stage = 0, phase = 0, before = 0;
-        pin(sums);
-#pragma unroll 1
-        for (unsigned i = 0; i < stages; ++i) {
-            barrier_wait(base + FULL_OFFSET + 8 * stage, phase);
-            const unsigned at = base + stage * STAGE_BYTES;
-            const unsigned long long a = operand(at + group * (GROUP_ROWS * ROW_BYTES)), b = operand(at + X_BYTES);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < STAGE_DEPTH / 16; ++k) multiply(sums, a + k * 2, b + k * 2, i | k);
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (i > 0 && releases) barrier_arrive(base + EMPTY_OFFSET + 8 * before);
-            before = stage;
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
-        wgmma_wait<0>();
-        pin(sums);
-    }
-};
-
 template <typename Tile>
 __device__ __forceinline__ void mid_product(const TensorMap& x, const TensorMap& w, scalar* out, float* partials,
-                                            const scalar* bias, int rows, int width, int stages, int slice,
-                                            bool lets_next_late) {
+                                            const scalar* bias, const Rotary& rotary, int rows, int width, int stages,
+                                            int slice, bool lets_next_late) {
     extern __shared__ unsigned char dynamic[];
     const unsigned base = (shared_address(dynamic) + 1023) & ~1023u;
     unsigned char* ring = dynamic + (base - shared_address(dynamic));
     scalar* shift = reinterpret_cast<scalar*>(ring + Tile::BIAS_OFFSET);
     const unsigned first = blockIdx.z * slice;
-    const Place at = {(int)blockIdx.y * Tile::ROWS, (int)blockIdx.x * COLUMNS, first, min(slice, stages - first)};
+    const Place at = {(int)blockIdx.y * Tile::ROWS, (int)blockIdx.x, first, min(slice, stages - first)};
     const int thread = threadIdx.x, producer = WARP * Tile::WARPS;
     if (thread == producer) {
         prefetch_map(x);
         prefetch_map(w);
         Tile::init(base);
     }
-    if (thread < COLUMNS)
-        shift[thread] = bias != nullptr && at.column + thread < width ? bias[at.column + thread] : scalar(0.f);
+    if (thread < COLUMNS) {
+        const int from = row_of(at.tile, thread, width);
+        shift[thread] = bias != nullptr && from < (IS_GATED ? 2 : 1) * width ? bias[from] : scalar(0.f);
+    }
     __syncthreads();
     if (thread >= producer) {
-        if (thread == producer) Tile::produce(x, w, base, at, lets_next_late);
+        if (thread == producer) Tile::produce(x, w, base, at, width, lets_next_late);
         return;
     }
-    Sums sums;
-    Tile::accumulate(sums, base, at.stages, __shfl_sync(FULL_MASK, thread / (WARP * GROUP_WARPS), 0));
-    wait_for_end_of_previous();  // it has, for x has been read
-    if (lets_next_late) let_next_start();
     const int warp = thread / WARP, row = at.row + warp * 16;
+    const unsigned group = __shfl_sync(FULL_MASK, thread / (WARP * GROUP_WARPS), 0);
+    Sums sums;
+    if constexpr (TURNED_DIM > 0 && Tile::HAS_REGISTERS) {
+        wait_for_end_of_previous();
+        const Angles angles(rotary, row, at.tile, rows);
+        Tile::accumulate(sums, base, at.stages, group);
+        add_shift(sums, reinterpret_cast<const scalar2*>(shift));
+        angles.turn(sums, rotary, at.tile);
+    } else {
+        Tile::accumulate(sums, base, at.stages, group);
+        wait_for_end_of_previous();  // it has, for x has been read
+        if (partials == nullptr) add_shift(sums, reinterpret_cast<const scalar2*>(shift));
+        if constexpr (TURNED_DIM > 0) Angles(rotary, row, at.tile, rows).turn(sums, rotary, at.tile);
+    }
+    if (lets_next_late) let_next_start();
     if (partials != nullptr) {
-        store_parts(partials + (long long)blockIdx.z * rows * width, sums, row, at.column, rows, width);
+        store_parts(partials + (long long)blockIdx.z * rows * width, sums, row, at.tile, rows, width);
     } else {
         asm volatile("bar.sync 1, %0;" ::"n"(WARP * Tile::WARPS) : "memory");  // all warps have read the ring
-        finish(out, reinterpret_cast<const scalar2*>(shift), sums, ring + warp * OUT_BYTES, row, at.column, rows,
-               width);
+        store(out, ring + warp * OUT_BYTES, row, at.tile, rows, width, [&](int i) {
+            const float value = ACTIVATION::apply(sums[i]);
+            return IS_GATED ? value * sums[i + COLUMNS / 4] : value;
+        });
     }
 }
 
 // BLOCKS: how many a multiprocessor holds.
-#define ENTRY(GROUPS, STAGES, BLOCKS)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARP*(GROUP_WARPS * GROUPS + 1), BLOCKS) mid_product_##GROUPS(        \
-        const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, scalar* out, float* partials,        \
-        const scalar* bias, int rows, int width, int stages, int slice, int lets_next_late) {                          \
-        mid_product<Tile<GROUPS, STAGES>>(x, w, out, partials, bias, rows, width, stages, slice, lets_next_late != 0); \
+#define ENTRY(GROUPS, STAGES, BLOCKS)                                                                              \
+    extern "C" __global__ void __launch_bounds__(WARP*(GROUP_WARPS * GROUPS + 1), BLOCKS) mid_product_##GROUPS(    \
+        const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, scalar* out, float* partials,    \
+        const scalar* bias, const Rotary rotary, int rows, int width, int stages, int slice, int lets_next_late) { \
+        mid_product<Tile<GROUPS, STAGES>>(x, w, out, partials, bias, rotary, rows, width, stages, slice,           \
+                                          lets_next_late != 0);                                                    \
     }
 ENTRY(1, 10, 1)
 ENTRY(2, 4, 2)

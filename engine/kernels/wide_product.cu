@@ -5,9 +5,8 @@
 // Layout: x [rows, depth], w [width, depth], bias [width] or null, out [rows, width]; contiguous, 16-byte aligned,
 //   width and depth multiples of 8. x, w and out come as tensor maps (tensor_map.py), in boxes
 //   of [128, 64], [64, 64], [16, 64].
-//   ACTIVATION: a type of activations.cuh; or Gated<A> of one: out = A(x w' + bias) * (x g' + more), where g and `more`
-//   follow w and bias in memory, as many rows again. A tile then has 64 columns of out: 64 of w and as many of g.
-//   Or Turned<DIM>: heads of DIM columns, of which those of queries and keys are turned by their rows' angles.
+//   ACTIVATION: a type of activations.cuh or epilogues.cuh. With a gate a tile has 64 columns of out: 64 of w and as many
+//   of g.
 //
 // Threads: warpgroups 0 and 1 multiply (wgmma) tiles of 128 x 128 of their own, in turn: while one finishes its tile
 //   (bias, activation, store) the other has the tensor cores. A thread of warpgroup 2 starts the copies of operands.
@@ -30,28 +29,12 @@
 #define ACTIVATION Gelu
 #endif
 
-template <typename A> struct Gated : A {};
-template <typename A> constexpr bool HAS_GATE = false;
-template <typename A> constexpr bool HAS_GATE<Gated<A>> = true;
-
-template <int DIM> struct Turned : Identity {};
-template <typename A> constexpr int DIM_OF = 0;
-template <int DIM> constexpr int DIM_OF<Turned<DIM>> = DIM;
-
 constexpr bool IS_GATED = HAS_GATE<ACTIVATION>;
 constexpr int TURNED_DIM = DIM_OF<ACTIVATION>;  // 0: nothing is turned
 
-// Rotary positions, as in rotate.cu; nulls where nothing is turned. The first `width` columns of out are those of queries
-// and keys.
-struct Rotary {
-    const int* positions;
-    const float* cosines;
-    const float* sines;
-    int width;
-};
-
 constexpr int STAGE_DEPTH = 64;
 constexpr int OUT_COLUMNS = IS_GATED ? PART : BLOCK_COLUMNS;
+
 // sums += bias, then queries and keys are turned, in float. Dimension i of a head and its partner, i + DIM / 2, are in the
 // same thread: it has columns 8 j + 2 (lane % 4) and the next of a tile. row: the warp's first row of out.
 template <int DIM>

@@ -1,36 +1,16 @@
 """Launch of products of many rows with the activation, or rotary positions, in the epilogue, on Hopper."""
 
-import struct
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.activation import KINDS
+from penstock.engine.kernels.epilogues import NOT_TURNED, activated, packed_rotary
 from penstock.engine.kernels.hopper import hopper_kernel, tensor_map
 from penstock.engine.kernels.library import VECTOR, index_of, pointer, pointer_or_null
 from penstock.engine.kernels.wide_tile import BLOCK_ROWS, OUT_ROWS, SHARED_BYTES, THREADS, W_ROWS, num_blocks
 from penstock.engine.model.weights import Heads, RotaryAttention
 
 _STAGE_DEPTH = 64  # as in wide_product.cu
-_ROTARY = struct.Struct("PPPi4x")
-_NOT_TURNED = _ROTARY.pack(0, 0, 0, 0)
-TURNED_DIMS = (32, 64, 128)  # of heads, which a tile must not divide
-
-
-def activated(kind: str, *, is_gated: bool = False) -> str:
-    """The epilogue of `wide_product` for these arguments. Raises ValueError for a kind that is not of KINDS."""
-    if kind not in KINDS:
-        raise ValueError(f"activation {kind!r} is not one of {', '.join(KINDS)}")
-    type_name = kind.replace("_", " ").title().replace(" ", "")  # in activations.cuh
-    return f"Gated<{type_name}>" if is_gated else type_name
-
-
-def turned(head_dim: int, rotary: RotaryAttention | None) -> str | None:
-    """The epilogue of `turned_product`; None for heads that it does not turn: of other sizes, or with norms."""
-    if rotary is None or rotary.query_norm is not None or rotary.key_norm is not None:
-        return None
-    return f"Turned<{head_dim}>" if head_dim in TURNED_DIMS else None
 
 
 def prepare(epilogue: str, dtype: torch.dtype, device: int) -> None:
@@ -48,7 +28,7 @@ def wide_product(
     Raises ValueError for anything else, UnsupportedDevice elsewhere.
     """
     columns = 2 * out.shape[1] if is_gated else out.shape[1]
-    _launch(out, x, weight, bias, columns, activated(kind, is_gated=is_gated), _NOT_TURNED)
+    _launch(out, x, weight, bias, columns, activated(kind, is_gated=is_gated), NOT_TURNED)
 
 
 def turned_product(
@@ -65,14 +45,8 @@ def turned_product(
     out [R, (queries + 2 keys) * dim]. positions int32 [R], each with a row in `rotary`'s angles, which are float32.
     Raises ValueError for heads without an epilogue too.
     """
-    rows, columns, width = len(out), heads.width + 2 * heads.key_width, heads.width + heads.key_width
-    epilogue = turned(heads.dim, rotary)
-    if epilogue is None or out.shape[1] != columns:
-        raise ValueError(f"{out.shape[1]} columns of {heads}: no heads that are turned in a product")
-    at = pointer("positions", positions, torch.int32, (rows,))
-    tables = rotary.cosines, rotary.sines
-    angles = [pointer("angles", one, torch.float32, (len(one), heads.dim // 2)) for one in tables]
-    _launch(out, x, weight, bias, columns, epilogue, _ROTARY.pack(at, *angles, width))
+    epilogue, packed = packed_rotary(out, positions, heads, rotary)
+    _launch(out, x, weight, bias, out.shape[1], epilogue, packed)
 
 
 def _launch(

@@ -17,6 +17,8 @@ from penstock.engine.model.weights import Heads, Norm, RotaryAttention
 HALVES = (torch.float16, torch.bfloat16)
 HIDDEN_SIZES = (8, 72, 384, 768, 1000, 1024, 1032, 4096)
 ROWS = (1, 7, 129, 4097)
+# Heads, depth of products that turn them: tiles of keys and values together, and that end in the middle of a tile
+TURNED = ((Heads(12, 12, 64), 768), (Heads(3, 3, 64), 136), (Heads(5, 1, 32), 40), (Heads(4, 2, 128), 1024))
 UNTOUCHED = -7.0  # where attention writes nothing
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),

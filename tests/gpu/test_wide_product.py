@@ -12,6 +12,7 @@ from penstock.engine.kernels.wide_product import turned_product, wide_product
 from penstock.engine.model.weights import Heads, Norm
 from tests.gpu.references import (
     HALVES,
+    TURNED,
     activate,
     assert_as_exact_as_torch,
     norm_parameters,
@@ -74,10 +75,6 @@ def test_gates(kind: str, has_bias: bool, rows: int, width: int, depth: int, dty
     assert_as_exact_as_torch(out, activate(first, kind) * last, activate(exact, kind) * gate)
     assert (guarded[:300] == 7.0).all()
     assert (guarded[300 + rows :] == 7.0).all()
-
-
-# Heads, depth: tiles of keys and values together, and that end in the middle of a tile
-TURNED = ((Heads(12, 12, 64), 768), (Heads(3, 3, 64), 136), (Heads(5, 1, 32), 40), (Heads(4, 2, 128), 1024))
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -18,9 +18,9 @@ from penstock.engine.cpu.ops import CpuOps, encode_on_cpu, prepare_for_cpu
 from penstock.engine.families import family_of
 from penstock.engine.gpu import ops, products
 from penstock.engine.kernels import mid_product as mid
+from penstock.engine.kernels.epilogues import turned
 from penstock.engine.kernels.mid_product import MidTile
 from penstock.engine.kernels.short_product import TILES, Tile
-from penstock.engine.kernels.wide_product import turned
 from penstock.engine.model.checkpoint import read_checkpoint
 from penstock.engine.model.dense import activate
 from penstock.engine.model.layout import sort_by_length
@@ -85,10 +85,25 @@ def mid_product(
     kind: str,
     tile: MidTile,
     *,
+    is_gated: bool = False,
     lets_next_late: bool = False,
 ) -> None:
     assert tile in mid.TILES
-    out.copy_(activate(F.linear(x, weight, bias), {"gelu_tanh": "gelu_new"}.get(kind, kind)))
+    wide_product(out, x, weight, bias, kind, is_gated=is_gated)
+
+
+def mid_turned(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    positions: Tensor,
+    heads: Heads,
+    rotary: RotaryAttention,
+    tile: MidTile,
+) -> None:
+    assert tile in mid.TILES
+    turned_product(out, x, weight, bias, positions, heads, rotary)
 
 
 def mid_parts(parts: Tensor, x: Tensor, weight: Tensor, tile: MidTile) -> None:
@@ -143,6 +158,7 @@ LAUNCHES = (
     short_product,
     split_product,
     mid_product,
+    mid_turned,
     mid_parts,
     split_norm,
     wide_product,
