@@ -8,10 +8,12 @@ and a launch for the operations after it, on the right ours (part `products` of 
     from 768, residual and norm     7.1   4.5    6.4   4.4    6.5   5.0    6.8   no
     from 3,072, residual and norm   9.4   5.4    9.5   6.7    9.8   8.8   11.0   no
 
-Every block that computes columns of a row reads the row again, so larger products are not computed so. Products without
-an epilogue are not either: ours alone are faster up to 32 rows, but a whole forward gains nothing.
+Every block that computes columns of a row reads the row again, so larger products are not computed so. Nor are products
+without an epilogue. On Hopper `mid_product` takes the place of all of these. With these and cuBLAS up to 32 rows, and
+with it, a forward of 20 tokens takes, ms: MiniLM-L6 0.098 and 0.094, BERT-base 0.238 and 0.206, bge-m3 0.542 and 0.474,
+DeBERTa-v3-base 0.290 and 0.258, ModernBERT-base 0.479 and 0.346, NomicBERT 0.305 and 0.211, Qwen3-0.6B 0.890 and 0.732.
 
-Some hundred rows, on Hopper; on another H200, with the norm before or after the product. On the left the faster of
+Up to 1,024 rows, on Hopper; on another H200, with the norm before or after the product. On the left the faster of
 cuBLAS and the kernel for few rows, on the right `mid_product`:
 
     rows                            64          128         256         384         512         768          1,024
@@ -20,7 +22,9 @@ cuBLAS and the kernel for few rows, on the right `mid_product`:
     from 768, residual and norm     4.3   3.9   4.7   4.1   5.8   4.9   6.0   5.1   6.3   5.1   6.7    5.9   7.1    6.1
     from 3,072, residual and norm   6.8   5.4   8.9   5.7   10.1  7.2   10.6  8.3   10.7  8.8   11.7  11.6   12.5  11.9
 
-What costs 0.5 us here still gains in a forward, for the kernels beside it start early.
+What costs 0.5 us here still gains in a forward, for the kernels beside it start early. Gates and rotary positions are
+in its epilogue too. A forward of a ModernBERT-base with a pass for each, and without, ms: 50 tokens 0.460 and 0.387,
+128 0.523 and 0.442, 256 0.620 and 0.530, 512 0.822 and 0.701, two of 512 1.140 and 1.005.
 
 Many rows, to 3,072 with bias and GELU:
 

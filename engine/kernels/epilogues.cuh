@@ -1,5 +1,5 @@
-// Epilogues of products other than an activation, as ACTIVATION names them: common to wide_product.cu and mid_product.cu, put
-// before each as text. epilogues.py makes the names.
+// Epilogues of products other than an activation, as ACTIVATION names them: common to wide_product.cu and mid_product.cu,
+// put before each as text. epilogues.py makes the names.
 
 // out = A(x w' + bias) * (x g' + more), where g and `more` follow w and bias in memory, as many rows again.
 template <typename A> struct Gated : A {};

@@ -1,4 +1,4 @@
-// out = act(x w' + bias) for some hundred rows: a product for Hopper of one tile a block, with the activation in the
+// out = act(x w' + bias) for up to 1,024 rows: a product for Hopper of one tile a block, with the activation in the
 // epilogue, or in parts of the depth before a norm. A product of cuBLAS neither starts before the kernel before it has
 // ended nor lets the next one start early, and an activation is a pass more.
 //
@@ -6,8 +6,8 @@
 //   width and depth multiples of 8. With partials, float [gridDim.z, rows, width], those are written instead: block z
 //   sums over its own `slice` stages of the depth, and adds no bias (residual_norm.cu adds the partials).
 //   x and w come as tensor maps (hopper.py), in boxes of [64 GROUPS, 64] and [BOX_ROWS, 64].
-//   ACTIVATION: a type of activations.cuh or epilogues.cuh. The second half of a tile's columns are then the gates of the
-//   first half, or its partners: dimensions i + DIM / 2 of sixteen i each. So both are in the same thread.
+//   ACTIVATION: a type of activations.cuh or epilogues.cuh. The second half of a tile's columns are then the gates of
+//   the first half, or its partners: dimensions i + DIM / 2 of sixteen i each. So both are in the same thread.
 //
 // Threads: each of GROUPS warpgroups multiplies (wgmma) 64 rows of the tile; a thread of one more warp starts the copies
 //   of operands. The host takes as few groups as make tiles for all multiprocessors at once (mid_product.py).

@@ -1,4 +1,4 @@
-"""Launches of products of some hundred rows on Hopper: with bias and activation, or in parts for a fused norm."""
+"""Launches of products of up to 1,024 rows on Hopper: with bias and activation, or in parts for a fused norm."""
 
 from typing import NamedTuple
 

@@ -86,7 +86,7 @@ GPU = BenchSuite(
         "cosines": Part(f"{_BENCH}.gpu.part_cosines:run", 60),
         **{f"shape-{name}": Part(f"{_BENCH}.gpu.part_shapes:run", 25, (name,)) for name in SHAPES},
     },
-    time_limit_s=460.0,
+    time_limit_s=480.0,
     options=[DEVICE, SEED],
 )
 CELLULAR = BenchSuite(
