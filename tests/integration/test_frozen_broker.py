@@ -70,7 +70,7 @@ async def test_requests_are_answered_and_committed_while_the_leader_of_their_rep
         try:
             assert await embed(client, 60) == list(range(1, 61))
             await all_are_committed()
-            # Whichever broker it asks first: each of two answers is awaited for 5 s. One start took more than 30 s once,
+            # Whichever broker it asks first: two answers are awaited for 5 s each. One start took more than 30 s once,
             # on a busy machine, so it has the time for a request that aiokafka gives up after 40 s.
             async with asyncio.timeout(4 * BOUND_S), make_client(connect_timeout_s=3 * BOUND_S) as another:
                 assert await embed(another, 1) == [1]
